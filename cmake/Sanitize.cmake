@@ -1,0 +1,7 @@
+if(SHARDPROOF_SANITIZE)
+  if(NOT SHARDPROOF_SANITIZE MATCHES "^(address|thread)$")
+    message(FATAL_ERROR "SHARDPROOF_SANITIZE is '${SHARDPROOF_SANITIZE}'; expected address or thread")
+  endif()
+  add_compile_options(-fsanitize=${SHARDPROOF_SANITIZE} -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=${SHARDPROOF_SANITIZE})
+endif()

@@ -1,0 +1,110 @@
+#include "sim/engine/scheduler.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace shardproof::sim {
+
+Scheduler::Scheduler(int ranks, int slots, uint64_t schedule_seed)
+    : states_(static_cast<size_t>(ranks), State::kFinished), slots_(slots), seed_(schedule_seed) {
+  SP_CHECK(ranks > 0 && slots > 0, "ranks={} slots={}", ranks, slots);
+  for (int r = 0; r < ranks; ++r) go_.push_back(std::make_unique<std::binary_semaphore>(0));
+}
+
+void Scheduler::start_run() {
+  Lock lock(mutex_);
+  SP_CHECK(running_ == 0 && ready_.empty(), "a run is still going on");
+  std::fill(states_.begin(), states_.end(), State::kExpected);
+  random_.seed(seed_);
+}
+
+size_t Scheduler::pick_ready() {
+  if (seed_ != 0) return static_cast<size_t>(random_() % ready_.size());
+  return static_cast<size_t>(std::min_element(ready_.begin(), ready_.end()) - ready_.begin());
+}
+
+void Scheduler::dispatch() {
+  while (running_ < slots_ && !ready_.empty()) {
+    const size_t i = pick_ready();
+    const int rank = ready_[i];
+    ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(i));
+    states_[static_cast<size_t>(rank)] = State::kRunning;
+    ++running_;
+    go_[static_cast<size_t>(rank)]->release();
+  }
+}
+
+void Scheduler::release_slot() {
+  --running_;
+  dispatch();
+  if (running_ > 0) return;
+  bool blocked = false;
+  for (State s : states_) {
+    if (s == State::kExpected) return;  // that rank may still make the missing call
+    blocked = blocked || s == State::kBlocked;
+  }
+  if (blocked && on_stall_) {
+    on_stall_();
+    dispatch();
+  }
+}
+
+void Scheduler::wait_for_slot(int rank, Lock& lock) {
+  lock.unlock();
+  go_[static_cast<size_t>(rank)]->acquire();
+  lock.lock();
+}
+
+void Scheduler::enter(int rank) {
+  Lock lock(mutex_);
+  SP_CHECK(state(rank) == State::kExpected, "rank {} entered twice", rank);
+  states_[static_cast<size_t>(rank)] = State::kReady;
+  ready_.push_back(rank);
+  dispatch();
+  wait_for_slot(rank, lock);
+}
+
+void Scheduler::leave(int rank) {
+  Lock lock(mutex_);
+  states_[static_cast<size_t>(rank)] = State::kFinished;
+  release_slot();
+}
+
+void Scheduler::yield(int rank) {
+  Lock lock(mutex_);
+  if (ready_.empty()) return;
+  states_[static_cast<size_t>(rank)] = State::kReady;
+  ready_.push_back(rank);
+  release_slot();
+  wait_for_slot(rank, lock);
+}
+
+void Scheduler::maybe_yield(int rank) {
+  if (seed_ == 0) return;
+  {
+    Lock lock(mutex_);
+    if (random_() % 2 == 0) return;
+  }
+  yield(rank);
+}
+
+void Scheduler::block(int rank, Lock& lock) {
+  states_[static_cast<size_t>(rank)] = State::kBlocked;
+  release_slot();
+  wait_for_slot(rank, lock);
+}
+
+void Scheduler::wake(int rank) {
+  State& s = states_[static_cast<size_t>(rank)];
+  if (s != State::kBlocked) return;
+  s = State::kReady;
+  ready_.push_back(rank);
+  dispatch();
+}
+
+void Scheduler::wake_all() {
+  for (int r = 0; r < ranks(); ++r) wake(r);
+}
+
+}  // namespace shardproof::sim

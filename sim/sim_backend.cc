@@ -1,0 +1,286 @@
+#include "sim/sim_backend.h"
+
+#include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "comm/tag.h"
+
+namespace shardproof::sim {
+namespace {
+
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using Tensors = SimBackend::Tensors;
+
+class SimWork final : public c10d::Work {
+ public:
+  SimWork(RankState& state, Tensors results) : state_(state), results_(std::move(results)) {}
+
+  void posted(std::shared_ptr<Ticket> ticket, std::shared_ptr<TensorPart> part, std::string tag) {
+    ticket_ = std::move(ticket);
+    part_ = std::move(part);
+    tag_ = std::move(tag);
+  }
+  // The wait will return at once and nothing will arrive.
+  void never_deliver() { skip_ = true; }
+  // A held-back call is issued at the latest when it is waited for.
+  void before_wait(std::function<void()> release) { release_ = std::move(release); }
+
+  bool wait(std::chrono::milliseconds) override {
+    if (skip_) {
+      if (ticket_) ticket_->waited = true;
+      return true;
+    }
+    if (release_) std::exchange(release_, {})();
+    state_.rendezvous->wait(state_.rank, *ticket_);
+    if (state_.keep_results && part_ && part_->output().defined()) {
+      state_.previous_results[tag_] = part_->output().clone();
+    }
+    part_.reset();  // the buffers belong to the caller and to members that have yet to read
+    finish();
+    return true;
+  }
+  std::vector<at::Tensor> result() override { return results_; }
+
+ private:
+  RankState& state_;
+  Tensors results_;
+  std::shared_ptr<Ticket> ticket_;
+  std::shared_ptr<TensorPart> part_;
+  std::string tag_;
+  std::function<void()> release_;
+  bool skip_ = false;
+};
+
+// All calls of a coalesced step.
+class StepWork final : public c10d::Work {
+ public:
+  explicit StepWork(std::vector<WorkPtr> works) : works_(std::move(works)) {}
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (WorkPtr& work : works_) work->wait(timeout);
+    finish();
+    return true;
+  }
+
+ private:
+  std::vector<WorkPtr> works_;
+};
+
+ReduceOperation operation(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return ReduceOperation::kSum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOperation::kAverage;
+    case c10d::ReduceOp::MAX:
+      return ReduceOperation::kMax;
+    case c10d::ReduceOp::MIN:
+      return ReduceOperation::kMin;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOperation::kProduct;
+    default:
+      bad_input("the simulator reduces by sum, avg, max, min and product; got operation number {}",
+                static_cast<int>(op.op_));
+  }
+}
+
+const char* to_string(ReduceOperation op) {
+  switch (op) {
+    case ReduceOperation::kSum:
+      return "sum";
+    case ReduceOperation::kAverage:
+      return "avg";
+    case ReduceOperation::kMax:
+      return "max";
+    case ReduceOperation::kMin:
+      return "min";
+    case ReduceOperation::kProduct:
+      return "product";
+  }
+  return "?";
+}
+
+CollectiveCall call_of(CallKind kind, const at::Tensor& tensor) {
+  CollectiveCall call;
+  call.kind = kind;
+  call.tag = comm::current_tag();
+  if (tensor.defined()) call.dtype = c10::toString(tensor.scalar_type());
+  return call;
+}
+
+// Elements per member from c10d's row counts; empty means even.
+std::vector<int64_t> elements(const at::Tensor& tensor, const std::vector<int64_t>& rows,
+                              int size) {
+  if (rows.empty()) {
+    return std::vector<int64_t>(static_cast<size_t>(size), tensor.numel() / size);
+  }
+  const int64_t per_row = tensor.size(0) == 0 ? 0 : tensor.numel() / tensor.size(0);
+  std::vector<int64_t> counts;
+  for (int64_t r : rows) counts.push_back(r * per_row);
+  return counts;
+}
+
+}  // namespace
+
+SimBackend::SimBackend(RankState& state, int64_t group, std::string name, int index, int size)
+    : c10d::Backend(index, size), state_(state), group_(group), name_(std::move(name)) {}
+
+void SimBackend::require(const at::Tensor& tensor, const char* call) const {
+  if (tensor.is_contiguous()) return;
+  bad_input(
+      "{} in group '{}', tag '{}', rank {}: the simulator, like NCCL, takes contiguous tensors; "
+      "got sizes {}, strides {}",
+      call, name_, comm::current_tag(), state_.rank, c10::str(tensor.sizes()),
+      c10::str(tensor.strides()));
+}
+
+void SimBackend::release_held() {
+  if (held_) std::exchange(held_, {})();
+}
+
+SimBackend::Work SimBackend::issue(CollectiveCall call, const Tensors& results,
+                                   const MakePart& make_part) {
+  const Fault* fault = state_.faults.match(call.tag);
+  if (fault && fault->kind == FaultKind::kKill) {
+    throw_error(ErrorKind::kViolation, "rank {} was killed by the fault plan at tag '{}'",
+                state_.rank, call.tag);
+  }
+  PartOptions options = state_.defaults;
+  options.fault = fault;
+  options.deferred = &state_.deferred;
+  options.own_last_sent = fault && fault->kind == FaultKind::kEcho ? last_sent_ : at::Tensor();
+  if (state_.keep_results) options.previous_result = state_.previous_results[call.tag];
+  options.what = fmt::format("{} in group '{}', tag '{}', rank {}",
+                             shardproof::to_string(call.kind), name_, call.tag, state_.rank);
+  Work work = post(std::move(call), results, make_part(std::move(options)), fault);
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+SimBackend::Work SimBackend::post(CollectiveCall call, const Tensors& results,
+                                  const std::shared_ptr<TensorPart>& part, const Fault* fault) {
+  auto work = c10::make_intrusive<SimWork>(state_, results);
+  const std::string tag = call.tag;
+  const auto do_post = [this, work, call, part, tag] {
+    work->posted(state_.rendezvous->post(state_.rank, group_, call, part), part, tag);
+  };
+  if (fault && fault->kind == FaultKind::kHoldBack) {
+    held_ = do_post;
+    work->before_wait([this] { release_held(); });
+    return work;
+  }
+  if (fault && fault->kind == FaultKind::kDelay) {
+    for (int i = 0; i < state_.scheduler->ranks(); ++i) state_.scheduler->yield(state_.rank);
+  }
+  if (fault && fault->kind == FaultKind::kSkipWait) work->never_deliver();
+  do_post();
+  release_held();
+  return work;
+}
+
+SimBackend::Work SimBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                           std::vector<int64_t>& output_splits,
+                                           std::vector<int64_t>& input_splits,
+                                           const c10d::AllToAllOptions&) {
+  require(input, "all_to_all");
+  require(output, "all_to_all");
+  CollectiveCall call = call_of(CallKind::kAllToAll, input);
+  call.send = elements(input, input_splits, size_);
+  call.receive = elements(output, output_splits, size_);
+  const auto send = call.send, receive = call.receive;
+  return issue(std::move(call), {output}, [&](PartOptions options) {
+    return all_to_all_part(input, output, send, receive, static_cast<size_t>(rank_),
+                           std::move(options));
+  });
+}
+
+SimBackend::Work SimBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                             const c10d::AllgatherOptions&) {
+  require(input, "all_gather");
+  require(output, "all_gather");
+  CollectiveCall call = call_of(CallKind::kAllGather, input);
+  call.send = {input.numel()};
+  call.receive = elements(output, {}, size_);
+  return issue(std::move(call), {output}, [&](PartOptions options) {
+    return all_gather_part(input, output, std::move(options));
+  });
+}
+
+SimBackend::Work SimBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                  const c10d::ReduceScatterOptions& scatter) {
+  require(input, "reduce_scatter");
+  require(output, "reduce_scatter");
+  const ReduceOperation op = operation(scatter.reduceOp);
+  CollectiveCall call = call_of(CallKind::kReduceScatter, input);
+  call.send = elements(input, {}, size_);
+  call.receive = {output.numel()};
+  call.reduce_op = to_string(op);
+  return issue(std::move(call), {output}, [&](PartOptions options) {
+    return reduce_scatter_part(input, output, op, static_cast<size_t>(rank_), std::move(options));
+  });
+}
+
+SimBackend::Work SimBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& reduce) {
+  const at::Tensor& tensor = tensors.at(0);
+  require(tensor, "all_reduce");
+  const ReduceOperation op = operation(reduce.reduceOp);
+  CollectiveCall call = call_of(CallKind::kAllReduce, tensor);
+  call.send = {tensor.numel()};
+  call.receive = {tensor.numel()};
+  call.reduce_op = to_string(op);
+  return issue(std::move(call), tensors, [&](PartOptions options) {
+    return all_reduce_part(tensor, op, std::move(options));
+  });
+}
+
+SimBackend::Work SimBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& cast) {
+  const at::Tensor& tensor = tensors.at(0);
+  require(tensor, "broadcast");
+  CollectiveCall call = call_of(CallKind::kBroadcast, tensor);
+  call.send = {tensor.numel()};
+  call.receive = {tensor.numel()};
+  call.root = static_cast<int>(cast.rootRank);
+  return issue(std::move(call), tensors, [&](PartOptions options) {
+    return broadcast_part(tensor, static_cast<size_t>(cast.rootRank), static_cast<size_t>(rank_),
+                          std::move(options));
+  });
+}
+
+SimBackend::Work SimBackend::send(Tensors& tensors, int destination, int) {
+  const at::Tensor& tensor = tensors.at(0);
+  require(tensor, "send");
+  CollectiveCall call = call_of(CallKind::kSend, tensor);
+  call.send = {tensor.numel()};
+  call.peer = destination;
+  if (state_.keep_results) last_sent_ = tensor;
+  return issue(std::move(call), tensors,
+               [&](PartOptions options) { return send_part(tensor, std::move(options)); });
+}
+
+SimBackend::Work SimBackend::recv(Tensors& tensors, int source, int) {
+  const at::Tensor& tensor = tensors.at(0);
+  require(tensor, "recv");
+  CollectiveCall call = call_of(CallKind::kRecv, tensor);
+  call.receive = {tensor.numel()};
+  call.peer = source;
+  return issue(std::move(call), tensors,
+               [&](PartOptions options) { return recv_part(tensor, std::move(options)); });
+}
+
+SimBackend::Work SimBackend::barrier(const c10d::BarrierOptions&) {
+  return issue(call_of(CallKind::kBarrier, {}), {}, [](PartOptions) { return barrier_part(); });
+}
+
+void SimBackend::startCoalescing() {
+  SP_CHECK(!coalescing_, "a coalesced step is open in group '{}'", name_);
+  coalescing_ = true;
+  state_.rendezvous->begin_step(state_.rank);
+}
+
+SimBackend::Work SimBackend::endCoalescing() {
+  SP_CHECK(coalescing_, "no coalesced step is open in group '{}'", name_);
+  coalescing_ = false;
+  state_.rendezvous->end_step(state_.rank);
+  return c10::make_intrusive<StepWork>(std::exchange(coalesced_, {}));
+}
+
+}  // namespace shardproof::sim

@@ -1,0 +1,183 @@
+#include "sim/world.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <condition_variable>
+#include <thread>
+
+#include "base/error.h"
+#include "sim/sim_backend.h"
+
+namespace shardproof::sim {
+
+class World::Impl {
+ public:
+  Impl(World& world, int ranks, WorldOptions options)
+      : options_(std::move(options)),
+        scheduler_(ranks, slots(options_), options_.schedule_seed),
+        rendezvous_(scheduler_),
+        ledger_(ranks),
+        states_(static_cast<size_t>(ranks)) {
+    set_faults(options_.faults);
+    for (int r = 0; r < ranks; ++r) {
+      threads_.emplace_back([this, &world, r] { serve(world, r); });
+    }
+  }
+
+  ~Impl() {
+    {
+      std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    start_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void set_faults(FaultPlan faults) { options_.faults = std::move(faults); }
+
+  void run(const std::function<void(RankContext&)>& fn) {
+    prepare();
+    {
+      std::lock_guard lock(mutex_);
+      job_ = &fn;
+      ++generation_;
+      busy_ = static_cast<int>(threads_.size());
+    }
+    start_.notify_all();
+    {
+      std::unique_lock lock(mutex_);
+      done_.wait(lock, [this] { return busy_ == 0; });
+    }
+    rendezvous_.finish_run();
+    check_deferred();
+  }
+
+  const WorldOptions& options() const { return options_; }
+  int size() const { return static_cast<int>(threads_.size()); }
+  Rendezvous& rendezvous() { return rendezvous_; }
+  MemoryLedger& ledger() { return ledger_; }
+  RankState& state(int rank) { return states_[static_cast<size_t>(rank)]; }
+
+ private:
+  static int slots(const WorldOptions& options) {
+    if (options.cores > 0) return options.cores;
+    return options.device.is_cuda() ? 1 : static_cast<int>(std::thread::hardware_concurrency());
+  }
+
+  void prepare() {
+    scheduler_.start_run();
+    rendezvous_.start_run();
+    ledger_.reset();
+    for (int r = 0; r < size(); ++r) {
+      RankState& state = states_[static_cast<size_t>(r)];
+      state = RankState{};
+      state.rank = r;
+      state.scheduler = &scheduler_;
+      state.rendezvous = &rendezvous_;
+      state.defaults.checks = options_.delivery_checks;
+      state.defaults.order = options_.reduce_order;
+      state.faults = FaultMatcher(options_.faults, r);
+      for (const Fault& fault : options_.faults) {
+        state.keep_results |= fault.kind == FaultKind::kStale || fault.kind == FaultKind::kEcho;
+      }
+    }
+  }
+
+  // Race checks on a device are compared here: one synchronisation for the whole run.
+  void check_deferred() {
+    for (const RankState& state : states_) {
+      for (const DeferredCheck& check : state.deferred) {
+        if (check.before.equal(check.after)) continue;
+        throw CollectiveError(ViolationKind::kRace, ErrorKind::kViolation,
+                              "race: the input was overwritten before the wait: " + check.what);
+      }
+    }
+  }
+
+  void serve(World& world, int rank) {
+    at::set_num_threads(1);
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+    uint64_t seen = 0;
+    while (true) {
+      const std::function<void(RankContext&)>* job = nullptr;
+      {
+        std::unique_lock lock(mutex_);
+        start_.wait(lock, [&] { return closing_ || generation_ != seen; });
+        if (closing_) return;
+        seen = generation_;
+        job = job_;
+      }
+      scheduler_.enter(rank);
+      run_rank(world, rank, *job);
+      scheduler_.leave(rank);
+      std::lock_guard lock(mutex_);
+      if (--busy_ == 0) done_.notify_all();
+    }
+  }
+
+  void run_rank(World& world, int rank, const std::function<void(RankContext&)>& fn) {
+    std::optional<c10::DebugInfoGuard> memory;
+    if (options_.track_memory) {
+      memory.emplace(c10::DebugInfoKind::PROFILER_STATE, ledger_.reporter(rank));
+    }
+    try {
+      RankContext context(world, rank);
+      fn(context);
+      rendezvous_.rank_returned(rank);
+    } catch (const Error& error) {
+      rendezvous_.rank_threw(rank, error);
+    } catch (const c10::Error& error) {
+      rendezvous_.rank_threw(rank, Error(ErrorKind::kInternal, error.what_without_backtrace()));
+    } catch (const std::exception& error) {
+      rendezvous_.rank_threw(rank, Error(ErrorKind::kInternal, error.what()));
+    }
+  }
+
+  WorldOptions options_;
+  Scheduler scheduler_;
+  Rendezvous rendezvous_;
+  MemoryLedger ledger_;
+  std::vector<RankState> states_;
+
+  std::mutex mutex_;
+  std::condition_variable start_, done_;
+  const std::function<void(RankContext&)>* job_ = nullptr;
+  uint64_t generation_ = 0;
+  int busy_ = 0;
+  bool closing_ = false;
+  std::vector<std::thread> threads_;  // last: they use all of the above
+};
+
+int RankContext::world_size() const { return world_.size(); }
+at::Device RankContext::device() const { return world_.options().device; }
+
+c10::intrusive_ptr<c10d::Backend> RankContext::create(const std::string& name,
+                                                      const std::vector<int>& ranks) {
+  const int64_t group = world_.impl_->rendezvous().join_group(rank_, name, ranks);
+  const auto index = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+  return c10::make_intrusive<SimBackend>(world_.impl_->state(rank_), group, name,
+                                         static_cast<int>(index), static_cast<int>(ranks.size()));
+}
+
+World::World(int ranks, WorldOptions options) {
+  if (ranks < 1) bad_input("a world needs at least one rank; got {}", ranks);
+  impl_ = std::make_unique<Impl>(*this, ranks, std::move(options));
+}
+World::~World() = default;
+
+int World::size() const { return impl_->size(); }
+const WorldOptions& World::options() const { return impl_->options(); }
+void World::set_faults(FaultPlan faults) { impl_->set_faults(std::move(faults)); }
+void World::run(const std::function<void(RankContext&)>& fn) { impl_->run(fn); }
+const std::vector<CollectiveCall>& World::calls(int rank) const {
+  return impl_->rendezvous().calls(rank);
+}
+MemoryUse World::memory(int rank) const {
+  SP_CHECK(options().track_memory, "the world was made without track_memory");
+  return impl_->ledger().use(rank);
+}
+
+}  // namespace shardproof::sim

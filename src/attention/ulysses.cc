@@ -1,0 +1,215 @@
+#include "attention/ulysses.h"
+
+#include <ATen/ATen.h>
+
+#include "attention/local_attention.h"
+#include "base/error.h"
+
+namespace shardproof::attention {
+namespace {
+
+using at::Tensor;
+using plan::Interval;
+
+// Equal, adjacent, gapless intervals: one strided copy then serves all members.
+bool is_even(const HeadRoute::Part& part) {
+  const int64_t h = part.owned[0].size();
+  for (size_t u = 0; u < part.owned.size(); ++u) {
+    const auto begin = static_cast<int64_t>(u) * h;
+    if (part.owned[u] != Interval{begin, begin + h}) return false;
+  }
+  return part.heads == h * static_cast<int64_t>(part.owned.size());
+}
+
+bool is_even(const HeadRoute& route) {
+  return std::all_of(route.parts.begin(), route.parts.end(),
+                     [](const HeadRoute::Part& part) { return is_even(part); });
+}
+
+// On a GPU a strided copy moves one element a thread: 16-byte elements are several times faster
+// than 2-byte ones. Only a view of the same bytes.
+void copy_wide(const Tensor& to, const Tensor& from) {
+  const auto fits = [](const Tensor& t) {
+    const int64_t per = 16 / t.element_size();
+    if (t.stride(-1) != 1 || t.size(-1) % per != 0 || t.storage_offset() % per != 0) return false;
+    for (int64_t d = 0; d + 1 < t.dim(); ++d) {
+      if (t.stride(d) % per != 0) return false;
+    }
+    return true;
+  };
+  if (to.is_cuda() && to.scalar_type() == from.scalar_type() && fits(to) && fits(from)) {
+    to.view(at::kComplexDouble).copy_(from.view(at::kComplexDouble));
+  } else {
+    to.copy_(from);
+  }
+}
+
+// Heads [interval) of x [B,rows,heads,D] into `to` [rows,B,interval,D]; padding heads become zeros.
+void copy_heads(const Tensor& to, const Tensor& x, Interval interval) {
+  const int64_t real = std::clamp<int64_t>(x.size(2) - interval.begin, 0, interval.size());
+  if (real > 0) {
+    copy_wide(to.narrow(2, 0, real), x.narrow(2, interval.begin, real).transpose(0, 1));
+  }
+  if (real < interval.size()) to.narrow(2, real, interval.size() - real).zero_();
+}
+
+// Parts [B,S,h,D] side by side as one dense tensor [S,B,sum of h,D].
+Tensor token_major(const std::vector<Tensor>& parts) {
+  if (parts.size() == 1) return parts[0].transpose(0, 1).contiguous();
+  std::vector<Tensor> turned;
+  for (const Tensor& part : parts) turned.push_back(part.transpose(0, 1));
+  return at::cat(turned, 2);
+}
+
+}  // namespace
+
+int64_t HeadRoute::heads_of(int ulysses_rank) const {
+  int64_t heads = 0;
+  for (const Part& part : parts) heads += part.owned[static_cast<size_t>(ulysses_rank)].size();
+  return heads;
+}
+
+HeadRoute query_route(const plan::AttentionPlan& plan) {
+  HeadRoute::Part q{plan.q_heads, {}};
+  for (const plan::HeadShard& shard : plan.heads) q.owned.push_back(shard.q);
+  return {{q}};
+}
+
+HeadRoute qkv_route(const plan::AttentionPlan& plan) {
+  HeadRoute::Part kv{plan.kv_heads, {}};
+  for (const plan::HeadShard& shard : plan.heads) kv.owned.push_back(shard.kv);
+  return {{query_route(plan).parts[0], kv, kv}};
+}
+
+Ulysses::Ulysses(const plan::AttentionPlan& plan, const comm::Communicator& group, int sp_rank)
+    : plan_(plan),
+      group_(group),
+      first_member_(sp_rank / plan.mesh.ulysses * plan.mesh.ulysses),
+      me_(sp_rank % plan.mesh.ulysses) {
+  SP_CHECK(group.size() == plan.mesh.ulysses && group.rank() == me_,
+           "Ulysses group of {} ranks for {}", group.size(), plan.mesh.to_string());
+}
+
+std::vector<int64_t> Ulysses::rows_of_members() const {
+  std::vector<int64_t> rows;
+  for (int u = 0; u < group_.size(); ++u) rows.push_back(plan_.shard_rows(first_member_ + u));
+  return rows;
+}
+
+std::vector<Tensor> Ulysses::seq_to_head(const HeadRoute& route,
+                                         const std::vector<std::vector<Tensor>>& parts) const {
+  const Tensor& like = parts[0][0];
+  const int64_t batch = like.size(0), dim = like.size(3);
+  const int members = group_.size();
+  if (members == 1 && is_even(route)) {
+    std::vector<Tensor> whole;
+    for (const auto& streams : parts) whole.push_back(at::cat(streams, 1));
+    return whole;
+  }
+  const std::vector<int64_t> rows = rows_of_members();
+  const int64_t mine = rows[static_cast<size_t>(me_)];
+  std::vector<int64_t> sent, received;
+  int64_t total = 0, block = 0;
+  for (int u = 0; u < members; ++u) {
+    sent.push_back(mine * batch * dim * route.heads_of(u));
+    received.push_back(rows[static_cast<size_t>(u)] * batch * dim * route.heads_of(me_));
+    total += sent.back();
+    block += rows[static_cast<size_t>(u)];
+  }
+  Tensor buffer = at::empty({total}, like.options());
+  const bool even = is_even(route);
+  int64_t head = 0;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const auto& owned = route.parts[p].owned;
+    int64_t row = 0;
+    for (const Tensor& x : parts[p]) {
+      const int64_t n = x.size(1);
+      if (even) {
+        const int64_t h = owned[0].size();
+        const Tensor to = buffer.view({members, mine, batch, route.heads_of(0), dim})
+                              .narrow(1, row, n)
+                              .narrow(3, head, h);
+        copy_wide(to, x.unflatten(2, {members, h}).permute({2, 1, 0, 3, 4}));
+      } else {
+        int64_t from = 0;
+        for (int u = 0; u < members; ++u) {
+          int64_t before = 0;  // heads of earlier parts in this member's message
+          for (size_t q = 0; q < p; ++q) {
+            before += route.parts[q].owned[static_cast<size_t>(u)].size();
+          }
+          const Interval interval = owned[static_cast<size_t>(u)];
+          const Tensor to = buffer.narrow(0, from, sent[static_cast<size_t>(u)])
+                                .view({mine, batch, route.heads_of(u), dim})
+                                .narrow(0, row, n)
+                                .narrow(2, before, interval.size());
+          copy_heads(to, x, interval);
+          from += sent[static_cast<size_t>(u)];
+        }
+      }
+      row += n;
+    }
+    head += owned[0].size();
+  }
+  const Tensor arrived = group_.all_to_all(std::move(buffer), sent, received).wait();
+  const Tensor tokens = arrived.view({block, batch, route.heads_of(me_), dim});
+  std::vector<Tensor> result;
+  int64_t at = 0;
+  for (const HeadRoute::Part& part : route.parts) {
+    const int64_t h = part.owned[static_cast<size_t>(me_)].size();
+    result.push_back(tokens.narrow(2, at, h).transpose(0, 1));
+    at += h;
+  }
+  return result;
+}
+
+std::vector<Tensor> Ulysses::head_to_seq(const HeadRoute& route,
+                                         const std::vector<Tensor>& parts) const {
+  const int members = group_.size();
+  if (members == 1 && is_even(route)) return parts;
+  const int64_t batch = parts[0].size(0), dim = parts[0].size(3);
+  const std::vector<int64_t> rows = rows_of_members();
+  const int64_t mine = rows[static_cast<size_t>(me_)];
+  std::vector<int64_t> sent, received;
+  for (int u = 0; u < members; ++u) {
+    sent.push_back(rows[static_cast<size_t>(u)] * batch * dim * route.heads_of(me_));
+    received.push_back(mine * batch * dim * route.heads_of(u));
+  }
+  const Tensor arrived = group_.all_to_all(token_major(parts).view({-1}), sent, received).wait();
+
+  std::vector<Tensor> result;
+  if (is_even(route)) {
+    const Tensor all = arrived.view({members, mine, batch, route.heads_of(0), dim});
+    int64_t at = 0;
+    for (const HeadRoute::Part& part : route.parts) {
+      const int64_t h = part.owned[0].size();
+      Tensor whole = at::empty({batch, mine, part.heads, dim}, arrived.options());
+      copy_wide(whole.unflatten(2, {members, h}), all.narrow(3, at, h).permute({2, 1, 0, 3, 4}));
+      result.push_back(whole);
+      at += h;
+    }
+    return result;
+  }
+  for (size_t p = 0; p < route.parts.size(); ++p) {
+    const HeadRoute::Part& part = route.parts[p];
+    const at::ScalarType type = accumulate_type(arrived.scalar_type());
+    Tensor whole = at::zeros({batch, mine, part.heads, dim}, arrived.options().dtype(type));
+    int64_t from = 0;
+    for (int u = 0; u < members; ++u) {
+      int64_t before = 0;
+      for (size_t q = 0; q < p; ++q) before += route.parts[q].owned[static_cast<size_t>(u)].size();
+      const Interval heads = part.owned[static_cast<size_t>(u)];
+      const int64_t real = std::clamp<int64_t>(part.heads - heads.begin, 0, heads.size());
+      const Tensor message = arrived.narrow(0, from, received[static_cast<size_t>(u)])
+                                 .view({mine, batch, route.heads_of(u), dim});
+      if (real > 0) {
+        whole.narrow(2, heads.begin, real)
+            .add_(message.narrow(2, before, real).transpose(0, 1).to(type));
+      }
+      from += received[static_cast<size_t>(u)];
+    }
+    result.push_back(whole.to(arrived.scalar_type()));
+  }
+  return result;
+}
+
+}  // namespace shardproof::attention

@@ -1,0 +1,148 @@
+// The program: reads the command line and calls the command. It does not link LibTorch, so that
+// --help and mistakes answer at once; commands that compute live in a module that is loaded then.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+
+#include "base/error.h"
+#include "cli/nearest.h"
+#include "cli/verify_options.h"
+
+namespace {
+
+using namespace shardproof;
+namespace fs = std::filesystem;
+
+fs::path program_folder() { return fs::read_symlink("/proc/self/exe").parent_path(); }
+
+template <class Function>
+Function load(const char* symbol) {
+  const fs::path module = program_folder() / "shardproof_commands.so";
+  void* handle = dlopen(module.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (!handle) {
+    throw_error(ErrorKind::kMissing,
+                "cannot load {}: {}; run ./shardproof build, or put LibTorch's "
+                "lib folder on LD_LIBRARY_PATH",
+                module.string(), dlerror());
+  }
+  void* address = dlsym(handle, symbol);
+  if (!address) internal_error("{} has no {}", module.string(), symbol);
+  return reinterpret_cast<Function>(address);
+}
+
+std::string command_line(int argc, char** argv) {
+  std::string command = "./shardproof";
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool plain =
+        word.find_first_of(" '\"#$*?;&|<>()\\") == std::string::npos && !word.empty();
+    command += plain ? " " + word : " '" + word + "'";
+  }
+  return command;
+}
+
+void add_verify(CLI::App& app, cli::VerifyOptions& o) {
+  CLI::App* verify =
+      app.add_subcommand("verify", "Prove that sequence-parallel results equal non-parallel ones");
+  verify->add_option("suite", o.suites, "attention, goldens (default: all)");
+  verify->add_option("--golden", o.goldens, "Check this golden folder (or folder of goldens) only");
+  verify->add_option("--case", o.case_id, "Run exactly this case");
+  verify->add_option("--sp", o.sp, "Only these sequence-parallel sizes (ring x ulysses)")
+      ->delimiter(',');
+  verify->add_option("--ring", o.ring, "Only these ring sizes")->delimiter(',');
+  verify->add_option("--dp", o.dp, "Only these data-parallel sizes")->delimiter(',');
+  verify->add_option("--dtype", o.dtypes, "Only these: fp64, fp32, bf16, fp16")->delimiter(',');
+  verify->add_option("--device", o.device, "cpu or cuda")->capture_default_str();
+  verify->add_option("--transport", o.transport, "sim (virtual ranks in this process)")
+      ->capture_default_str();
+  verify
+      ->add_option("--backend", o.backend,
+                   "Local attention: auto, math, cpu_flash, cuda_flash, cudnn, efficient")
+      ->capture_default_str();
+  verify->add_option("--seed", o.seed, "Seed of all data")->capture_default_str();
+  verify
+      ->add_option("--schedule-seed", o.schedule_seed,
+                   "Permutes the order in which ranks run; results must not change")
+      ->capture_default_str();
+  verify->add_option("--random", o.random_cases, "Run this many random attention cases instead");
+  verify->add_flag("--quick", o.quick, "A part of the suite that still holds every mode and dtype");
+  verify->add_flag("--quiet", o.quiet, "Print the last line only");
+  verify->add_option("--json", o.json, "Write the verdict as JSON");
+  verify->add_option("--junit", o.junit, "Write the verdict as JUnit XML");
+  verify->add_option("--html", o.html, "Write the verdict as a page");
+  verify->footer(
+      "Examples:\n"
+      "  ./shardproof verify                                   everything, on this CPU\n"
+      "  ./shardproof verify attention --quick                 the everyday check\n"
+      "  ./shardproof verify --golden datasets/goldens/attention_keymask --sp 4\n"
+      "  ./shardproof verify attention --random 10000 --seed 7 --html report.html\n"
+      "Exit codes: 0 holds, 1 violated, 2 bad usage or input, 3 the machine lacks something, 4 "
+      "internal error");
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+// CLI11 says which word it does not know; add the one that was probably meant.
+std::string explain(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
+  std::string text = error.what();
+  for (const CLI::App* command : app.get_subcommands()) {
+    for (int i = 2; i < argc; ++i) {
+      const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+      if (!word.starts_with("--")) continue;
+      const auto names = option_names(*command);
+      if (std::find(names.begin(), names.end(), word) != names.end()) continue;
+      const std::string near = cli::nearest(word, names);
+      if (!near.empty()) text += fmt::format("\n{} is not an option; did you mean {}?", word, near);
+    }
+  }
+  return text + "\nSee --help for what can be asked for.";
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{
+      "Trains diffusion transformers with sequence parallelism and proves that the parallel "
+      "run computes what the non-parallel run computes.",
+      "./shardproof"};
+  app.require_subcommand(1);
+  app.footer("The launcher adds: setup, build, test, clean (./shardproof setup --help).");
+  cli::VerifyOptions verify;
+  add_verify(app, verify);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "shardproof: {}\n", explain(error, app, argc, argv));
+    return static_cast<int>(ErrorKind::kBadInput);
+  }
+  verify.command = command_line(argc, argv);
+  verify.source_dir = SHARDPROOF_SOURCE_DIR;
+  return load<cli::RunVerify>(cli::kRunVerify)(verify);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int code = 0;
+  try {
+    code = run(argc, argv);
+  } catch (const Error& error) {
+    fmt::print(stderr, "shardproof: {}\n", error.what());
+    code = error.exit_code();
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "shardproof: internal error: {}\n", error.what());
+    code = static_cast<int>(ErrorKind::kInternal);
+  }
+  // LibTorch's static destructors take a tenth of a second and free what the process's end frees.
+  std::fflush(nullptr);
+  _exit(code);
+}

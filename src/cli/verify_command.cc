@@ -1,0 +1,197 @@
+#include <ATen/ATen.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+#include "cli/commit.h"
+#include "cli/machine.h"
+#include "cli/nearest.h"
+#include "cli/verify_options.h"
+#include "verify/dtype.h"
+#include "verify/runner.h"
+#include "verify/suites/attention_suite.h"
+#include "verify/verdict/html_writer.h"
+#include "verify/verdict/json_writer.h"
+#include "verify/verdict/junit_writer.h"
+#include "verify/verdict/terminal_writer.h"
+
+namespace shardproof::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using verify::AttentionCase;
+using Goldens = std::map<std::string, verify::AttentionGolden>;
+
+void check_words(const VerifyOptions& o) {
+  const std::vector<std::string> suites = {"attention", "goldens"};
+  for (const std::string& suite : o.suites) {
+    if (std::find(suites.begin(), suites.end(), suite) != suites.end()) continue;
+    const std::string near = nearest(suite, suites);
+    bad_input("unknown suite '{}'; known: attention, goldens{}", suite,
+              near.empty() ? "" : " (did you mean " + near + "?)");
+  }
+  if (o.transport != "sim") {
+    bad_input("transport '{}' is not known to this version; expected sim", o.transport);
+  }
+  if (o.random_cases < 0) bad_input("--random {}: expected a positive number", o.random_cases);
+  for (const auto* sizes : {&o.sp, &o.ring, &o.dp}) {
+    for (int n : *sizes) {
+      if (n < 1 || n > 64) bad_input("mesh dimension {}: expected 1 to 64", n);
+    }
+  }
+}
+
+// An output that cannot be written is said before the work, not after it.
+void check_outputs(const VerifyOptions& o) {
+  for (const std::string* path : {&o.json, &o.junit, &o.html}) {
+    if (path->empty()) continue;
+    const fs::path folder = fs::absolute(*path).parent_path();
+    if (!fs::is_directory(folder)) {
+      bad_input("cannot write {}: there is no folder {}", *path, folder.string());
+    }
+  }
+}
+
+verify::CaseFilter make_filter(const VerifyOptions& o) {
+  verify::CaseFilter filter;
+  filter.sp = {o.sp.begin(), o.sp.end()};
+  filter.ring = {o.ring.begin(), o.ring.end()};
+  filter.dp = {o.dp.begin(), o.dp.end()};
+  for (const std::string& name : o.dtypes) filter.dtypes.insert(verify::parse_dtype(name));
+  filter.backend = o.backend;
+  return filter;
+}
+
+Goldens load_goldens(const VerifyOptions& o, bool wanted) {
+  std::vector<fs::path> folders;
+  for (const std::string& path : o.goldens) {
+    for (const fs::path& folder : verify::find_goldens(path)) folders.push_back(folder);
+  }
+  if (o.goldens.empty() && wanted) {
+    folders = verify::find_goldens(fs::path(o.source_dir) / "datasets" / "goldens");
+  }
+  Goldens goldens;
+  for (const fs::path& folder : folders) {
+    const std::string kind = verify::golden_kind(folder);
+    if (kind != "attention") {
+      if (o.goldens.empty()) continue;
+      bad_input("golden {} is of kind '{}'; this version checks goldens of kind attention",
+                folder.string(), kind);
+    }
+    verify::AttentionGolden golden = verify::load_attention_golden(folder);
+    const std::string name = golden.name;
+    if (!goldens.emplace(name, std::move(golden)).second) {
+      bad_input("two goldens are called '{}'; cases are told apart by the folder's name", name);
+    }
+  }
+  return goldens;
+}
+
+AttentionCase one_case(const VerifyOptions& o, const Goldens& goldens) {
+  AttentionCase c = AttentionCase::parse(o.case_id);
+  if (c.golden.empty()) return c;
+  const auto it = goldens.find(c.golden);
+  if (it == goldens.end()) bad_input("case '{}': there is no golden '{}'", o.case_id, c.golden);
+  verify::CaseFilter any;
+  any.sp = {c.mesh.sp()};
+  for (const AttentionCase& known : verify::golden_cases(it->second, any, false)) {
+    if (known.id() == c.id() || known.id() == o.case_id) return known;
+  }
+  bad_input("case '{}': the golden cannot be run like that", o.case_id);
+}
+
+std::vector<AttentionCase> choose_cases(const VerifyOptions& o, const Goldens& goldens) {
+  if (!o.case_id.empty()) return {one_case(o, goldens)};
+  const verify::CaseFilter filter = make_filter(o);
+  const auto asked = [&](const char* suite) {
+    if (!o.goldens.empty()) return std::string(suite) == "goldens";
+    return o.suites.empty() || std::find(o.suites.begin(), o.suites.end(), suite) != o.suites.end();
+  };
+  std::vector<AttentionCase> cases;
+  const auto add = [&](std::vector<AttentionCase> more) {
+    cases.insert(cases.end(), more.begin(), more.end());
+  };
+  if (o.random_cases > 0) {
+    add(verify::random_attention_cases(filter, o.seed, o.random_cases));
+    return cases;
+  }
+  if (asked("attention")) add(verify::attention_suite(filter, o.seed, o.quick));
+  if (asked("goldens")) {
+    for (const auto& [name, golden] : goldens) add(verify::golden_cases(golden, filter, o.quick));
+  }
+  if (cases.empty()) {
+    bad_input(
+        "no case fits these options; widen --sp, --ring, --dp or --dtype (the attention suite "
+        "has sp 1 to 8 and dp 1 and 2)");
+  }
+  return cases;
+}
+
+verify::RunOptions run_options(const VerifyOptions& o) {
+  verify::RunOptions run;
+  run.device = compute_device(o.device);
+  run.schedule_seed = o.schedule_seed;
+  if (isatty(STDERR_FILENO) && !o.quiet) {
+    run.progress = [](size_t done, size_t all) {
+      if (done == all) {
+        fmt::print(stderr, "\r\033[K");
+      } else {
+        fmt::print(stderr, "\r{}/{} cases", done, all);
+      }
+    };
+  }
+  return run;
+}
+
+void write_outputs(const VerifyOptions& o, const verify::Verdict& verdict) {
+  if (!o.json.empty()) write_file_atomically(o.json, verify::to_json(verdict));
+  if (!o.junit.empty()) write_file_atomically(o.junit, verify::to_junit(verdict));
+  if (!o.html.empty()) write_file_atomically(o.html, verify::to_html(verdict));
+}
+
+int run_verify(const VerifyOptions& o) {
+  check_words(o);
+  check_outputs(o);
+  const verify::RunOptions run = run_options(o);
+  const bool all_goldens = o.case_id.starts_with("goldens/") ||
+                           (o.case_id.empty() && o.random_cases == 0 &&
+                            (o.suites.empty() || std::find(o.suites.begin(), o.suites.end(),
+                                                           "goldens") != o.suites.end()));
+  const Goldens goldens = load_goldens(o, all_goldens);
+  const std::vector<AttentionCase> cases = choose_cases(o, goldens);
+
+  verify::Verdict verdict;
+  verdict.commit = commit();
+  verdict.command = o.command;
+  verdict.seed = o.seed;
+  verdict.machine = describe_machine(run.device);
+  verdict.started = utc_now();
+  const auto start = std::chrono::steady_clock::now();
+  verdict.cases = verify::run_cases(cases, goldens, {}, run);
+  verdict.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (cases.size() == 1 && verdict.cases[0].status == verify::Status::kSkip) {
+    throw Error(ErrorKind::kBadInput, verdict.cases[0].reason);
+  }
+  write_outputs(o, verdict);
+  verify::TerminalOptions terminal;
+  terminal.color = isatty(STDOUT_FILENO);
+  terminal.quiet = o.quiet;
+  fmt::print("{}", verify::to_terminal(verdict, terminal));
+  switch (verdict.status()) {
+    case verify::Status::kPass:
+      return 0;
+    case verify::Status::kFail:
+      return static_cast<int>(ErrorKind::kViolation);
+    default:
+      return static_cast<int>(ErrorKind::kInternal);
+  }
+}
+
+}  // namespace
+}  // namespace shardproof::cli
+
+extern "C" int shardproof_run_verify(const shardproof::cli::VerifyOptions& options) {
+  return shardproof::cli::run_verify(options);
+}

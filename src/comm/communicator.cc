@@ -1,0 +1,189 @@
+#include "comm/communicator.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/tag.h"
+
+namespace shardproof::comm {
+namespace {
+
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+int64_t sum(const std::vector<int64_t>& rows) {
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+}
+
+bool all_equal(const std::vector<int64_t>& rows) {
+  return std::all_of(rows.begin(), rows.end(), [&](int64_t r) { return r == rows[0]; });
+}
+
+std::vector<int64_t> with_rows(const at::Tensor& like, int64_t rows) {
+  auto shape = like.sizes().vec();
+  shape[0] = rows;
+  return shape;
+}
+
+c10d::ReduceOp reduce_op(Reduce op) {
+  switch (op) {
+    case Reduce::kSum:
+      return c10d::ReduceOp::SUM;
+    case Reduce::kAverage:
+      return c10d::ReduceOp::AVG;
+    case Reduce::kMax:
+      return c10d::ReduceOp::MAX;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+// [sum(rows), ...] -> [n*largest, ...] with zeros behind each member's rows.
+at::Tensor pad_members(const at::Tensor& input, const std::vector<int64_t>& rows, int64_t largest) {
+  at::Tensor padded =
+      at::zeros(with_rows(input, largest * static_cast<int64_t>(rows.size())), input.options());
+  int64_t from = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    padded.narrow(0, static_cast<int64_t>(i) * largest, rows[i])
+        .copy_(input.narrow(0, from, rows[i]));
+    from += rows[i];
+  }
+  return padded;
+}
+
+at::Tensor unpad_members(const at::Tensor& padded, const std::vector<int64_t>& rows,
+                         int64_t largest) {
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    parts.push_back(padded.narrow(0, static_cast<int64_t>(i) * largest, rows[i]));
+  }
+  return at::cat(parts, 0);
+}
+
+}  // namespace
+
+at::Tensor Pending::wait() {
+  for (Work& work : works_) work->wait();
+  works_.clear();
+  return finish_ ? finish_(std::exchange(result_, {})) : std::move(result_);
+}
+
+Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string name,
+                           std::vector<int> world_ranks)
+    : backend_(std::move(backend)), name_(std::move(name)), world_ranks_(std::move(world_ranks)) {
+  SP_CHECK(backend_->getSize() == size(), "group '{}': backend of {} ranks for {} members", name_,
+           backend_->getSize(), size());
+  rank_ = backend_->getRank();
+}
+
+void Communicator::refuse(const at::Tensor& tensor, const char* call,
+                          const std::string& why) const {
+  internal_error("{} in group '{}', tag '{}', rank {}: {}; the tensor is {} {}, strides {}", call,
+                 name_, current_tag(), rank_, why, c10::toString(tensor.scalar_type()),
+                 c10::str(tensor.sizes()), c10::str(tensor.strides()));
+}
+
+void Communicator::check(const at::Tensor& tensor, const char* call) const {
+  if (!tensor.is_contiguous()) refuse(tensor, call, "expected a contiguous tensor");
+  if (tensor.dim() == 0) refuse(tensor, call, "expected at least one dimension");
+}
+
+Pending Communicator::all_to_all(at::Tensor input, std::vector<int64_t> send_rows,
+                                 std::vector<int64_t> receive_rows) const {
+  check(input, "all_to_all");
+  const auto n = static_cast<size_t>(size());
+  if (send_rows.size() != n || receive_rows.size() != n || sum(send_rows) != input.size(0)) {
+    refuse(input, "all_to_all",
+           fmt::format("expected {} send and receive counts, the former adding up to the rows; "
+                       "got {} and {} counts, sum {}",
+                       n, send_rows.size(), receive_rows.size(), sum(send_rows)));
+  }
+  if (n == 1) return Pending(input);
+  at::Tensor output = at::empty(with_rows(input, sum(receive_rows)), input.options());
+  Work work = backend_->alltoall_base(output, input, receive_rows, send_rows, {});
+  return Pending({std::move(work)}, std::move(output));
+}
+
+Pending Communicator::all_gather(at::Tensor input, const std::vector<int64_t>& rows) const {
+  check(input, "all_gather");
+  if (rows.size() != static_cast<size_t>(size()) ||
+      rows[static_cast<size_t>(rank_)] != input.size(0)) {
+    refuse(input, "all_gather", "row counts do not fit the group or this rank's tensor");
+  }
+  if (size() == 1) return Pending(std::move(input));
+  const int64_t largest = *std::max_element(rows.begin(), rows.end());
+  if (!all_equal(rows)) input = pad_members(input, {input.size(0)}, largest);
+  at::Tensor output = at::empty(with_rows(input, largest * size()), input.options());
+  Work work = backend_->_allgather_base(output, input, {});
+  if (all_equal(rows)) return Pending({std::move(work)}, std::move(output));
+  return Pending({std::move(work)}, std::move(output), [rows, largest](const at::Tensor& padded) {
+    return unpad_members(padded, rows, largest);
+  });
+}
+
+Pending Communicator::reduce_scatter(at::Tensor input, const std::vector<int64_t>& rows,
+                                     Reduce op) const {
+  check(input, "reduce_scatter");
+  if (rows.size() != static_cast<size_t>(size()) || sum(rows) != input.size(0)) {
+    refuse(input, "reduce_scatter", "row counts do not add up to the tensor's rows");
+  }
+  if (size() == 1) return Pending(std::move(input));
+  const int64_t largest = *std::max_element(rows.begin(), rows.end());
+  const int64_t mine = rows[static_cast<size_t>(rank_)];
+  if (!all_equal(rows)) input = pad_members(input, rows, largest);
+  at::Tensor output = at::empty(with_rows(input, largest), input.options());
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduce_op(op);
+  Work work = backend_->_reduce_scatter_base(output, input, options);
+  return Pending({std::move(work)}, output.narrow(0, 0, mine));
+}
+
+Pending Communicator::all_reduce(const at::Tensor& tensor, Reduce op) const {
+  check(tensor, "all_reduce");
+  if (size() == 1) return Pending(tensor);
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduce_op(op);
+  std::vector<at::Tensor> tensors = {tensor};
+  return Pending({backend_->allreduce(tensors, options)}, tensor);
+}
+
+Pending Communicator::broadcast(const at::Tensor& tensor, int root) const {
+  check(tensor, "broadcast");
+  if (root < 0 || root >= size()) refuse(tensor, "broadcast", fmt::format("no member {}", root));
+  if (size() == 1) return Pending(tensor);
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  std::vector<at::Tensor> tensors = {tensor};
+  return Pending({backend_->broadcast(tensors, options)}, tensor);
+}
+
+Pending Communicator::exchange(at::Tensor tensor, int to, at::IntArrayRef receive_shape,
+                               int from) const {
+  check(tensor, "exchange");
+  if (to < 0 || to >= size() || from < 0 || from >= size()) {
+    refuse(tensor, "exchange", fmt::format("no members {} and {}", to, from));
+  }
+  if (size() == 1) return Pending(tensor);
+  at::Tensor output = at::empty(receive_shape, tensor.options());
+  std::vector<at::Tensor> sent = {std::move(tensor)};
+  std::vector<at::Tensor> received = {output};
+  std::vector<Work> works;
+  if (backend_->supportsCoalescing()) {
+    backend_->startCoalescing();
+    backend_->send(sent, to, 0);
+    backend_->recv(received, from, 0);
+    works.push_back(backend_->endCoalescing());
+  } else {
+    works.push_back(backend_->send(sent, to, 0));
+    works.push_back(backend_->recv(received, from, 0));
+  }
+  return Pending(std::move(works), std::move(output));
+}
+
+void Communicator::barrier() const {
+  if (size() > 1) backend_->barrier({})->wait();
+}
+
+}  // namespace shardproof::comm

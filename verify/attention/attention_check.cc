@@ -1,0 +1,130 @@
+#include "verify/attention/attention_check.h"
+
+#include <ATen/ATen.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "base/error.h"
+#include "verify/attention/localise.h"
+#include "verify/budget.h"
+#include "verify/hypothesis.h"
+
+namespace shardproof::verify {
+namespace {
+
+using at::Tensor;
+
+struct Named {
+  const char* name;
+  TensorRole role;
+  Tensor AttentionTensors::*tensor;
+  std::vector<double> AttentionReference::*oracle;
+  std::vector<double> AttentionReference::*magnitude;
+};
+
+// Program order: the first wrong one is named.
+constexpr Named kTensors[] = {
+    {"output", TensorRole::kOutput, &AttentionTensors::out, &AttentionReference::out,
+     &AttentionReference::out_abs},
+    {"lse", TensorRole::kLse, &AttentionTensors::lse, &AttentionReference::lse, nullptr},
+    {"q:grad", TensorRole::kGradQ, &AttentionTensors::dq, &AttentionReference::dq,
+     &AttentionReference::dq_abs},
+    {"k:grad", TensorRole::kGradK, &AttentionTensors::dk, &AttentionReference::dk,
+     &AttentionReference::dk_abs},
+    {"v:grad", TensorRole::kGradV, &AttentionTensors::dv, &AttentionReference::dv,
+     &AttentionReference::dv_abs},
+};
+
+void judge_one(const Named& named, const AttentionCase& c, const AttentionData& data,
+               const AttentionTensors& result, const AttentionTensors& reference,
+               CaseResult& verdict) {
+  Judged judged;
+  judged.name = named.name;
+  judged.role = named.role;
+  judged.dtype = c.dtype;
+  judged.result = result.*(named.tensor);
+  judged.reference = reference.*(named.tensor);
+  judged.oracle = data.reference.*(named.oracle);
+  if (named.magnitude) judged.magnitude = data.reference.*(named.magnitude);
+  Judgement judgement = judge(judged);
+  if (judgement.result.status == Status::kFail) {
+    judgement.result.where = localise(c, named.role, judged.result, judged.oracle);
+  }
+  if (judgement.broken_zeros > 0) {
+    verdict.checks.push_back(
+        {"coverage", Status::kFail,
+         fmt::format(
+             "{}: {} elements are not zero although masks leave nothing that adds up to them",
+             named.name, judgement.broken_zeros)});
+  }
+  verdict.tensors.push_back(std::move(judgement.result));
+}
+
+// Ulysses only moves data: on a CPU, where a part of the heads computes the same bits as all of
+// them, even shards must give the non-SP bits.
+bool must_be_bitwise(const AttentionCase& c, at::Device device) {
+  return device.is_cpu() && c.mesh.ring == 1 && c.is_even() &&
+         c.text_placement == plan::StreamPlacement::kSharded;
+}
+
+CheckResult check_bitwise(const AttentionTensors& result, const AttentionTensors& reference) {
+  for (const Named& named : kTensors) {
+    const Tensor a = (result.*(named.tensor)).contiguous();
+    const Tensor b = (reference.*(named.tensor)).contiguous();
+    if (at::equal(a, b)) continue;
+    const auto differ = a.ne(b).sum().item<int64_t>();
+    return {"bitwise", Status::kFail,
+            fmt::format("{}: {} of {} elements differ from the non-SP bits", named.name, differ,
+                        a.numel())};
+  }
+  return {"bitwise", Status::kPass, {}};
+}
+
+void judge_case(const AttentionCase& c, const AttentionSubject& subject, WorldPool& worlds,
+                const AttentionGolden* golden, CaseResult& result) {
+  c.make_plan();  // refuses impossible combinations before any work
+  const AttentionData data = golden ? golden_attention_data(c, *golden) : draw_attention_data(c);
+  const AttentionTensors reference = run_whole(c, data, worlds.device());
+  SequenceParallelRun run = run_sequence_parallel(c, data, subject, worlds.get(c.mesh.world()));
+  result.checks = std::move(run.checks);
+  if (!run.completed) return;
+  for (const Named& named : kTensors) {
+    judge_one(named, c, data, run.tensors, reference, result);
+  }
+  if (must_be_bitwise(c, worlds.device())) {
+    result.checks.push_back(check_bitwise(run.tensors, reference));
+  }
+}
+
+}  // namespace
+
+sim::World& WorldPool::get(int ranks) {
+  auto& world = worlds_[ranks];
+  if (!world) world = std::make_unique<sim::World>(ranks, options_);
+  return *world;
+}
+
+CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subject,
+                           WorldPool& worlds, const AttentionGolden* golden) {
+  CaseResult result;
+  result.id = c.id();
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    judge_case(c, subject, worlds, golden, result);
+  } catch (const Error& error) {
+    result.status = error.kind() == ErrorKind::kBadInput ? Status::kSkip : Status::kError;
+    result.reason = error.what();
+  } catch (const c10::Error& error) {
+    result.status = Status::kError;
+    result.reason = error.what_without_backtrace();
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.conclude();
+  if (result.status == Status::kFail) {
+    result.hypotheses = suggest(result, c.mesh);
+  }
+  return result;
+}
+
+}  // namespace shardproof::verify

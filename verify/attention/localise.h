@@ -1,0 +1,19 @@
+// Where in a whole tensor of attention the error sits.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <span>
+
+#include "verify/attention/attention_case.h"
+#include "verify/budget.h"
+#include "verify/verdict/verdict.h"
+
+namespace shardproof::verify {
+
+// The rank that holds most of the squared error; its worst head if that head has more than half of
+// the rank's error, else -1; the range of joint tokens of that rank (and head) that covers the
+// elements in error.
+Location localise(const AttentionCase& c, TensorRole role, const at::Tensor& result,
+                  std::span<const double> oracle);
+
+}  // namespace shardproof::verify

@@ -1,0 +1,49 @@
+// How much a result of sequence parallelism may err.
+//
+// With e(x) = |x - oracle| / |oracle| (relative L2 against fp64), a result passes if
+//   e(SP) <= k * e(non-SP) + c * u * |magnitude| / |oracle|     and
+//   |ratio(SP) - 1| <= |ratio(non-SP) - 1| + (0.1 + 5/sqrt(N)) * e(non-SP) + c * u * ...
+// where ratio is the best-fit scale against the oracle (fused kernels with a fast exponential have
+// a small bias of their own), u is the unit round-off of the dtype and `magnitude` the same
+// formulas on absolute values (a sum's rounding errors scale with its summands). Exact zeros must
+// stay exact zeros. k and c come from a table per tensor role and dtype, calibrated on correct runs
+// (docs/design.md, Budgets). Tensors of fewer than 256 elements have no stable e(non-SP): it is
+// then replaced by the larger of itself and a typical value.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "verify/verdict/verdict.h"
+
+namespace shardproof::verify {
+
+// What of the table a tensor falls under.
+enum class TensorRole { kOutput, kLse, kGradQ, kGradK, kGradV };
+
+struct Budget {
+  double k;
+  double c;
+};
+Budget budget_of(TensorRole role, c10::ScalarType dtype);
+
+// One tensor of a case, with all that judging it takes. Values are of the whole tensor.
+struct Judged {
+  std::string name;
+  TensorRole role = TensorRole::kOutput;
+  c10::ScalarType dtype = c10::ScalarType::Float;  // of the case
+  at::Tensor result;                               // of the SP run
+  at::Tensor reference;                            // of the non-SP run in the same dtype
+  std::span<const double> oracle;
+  std::span<const double> magnitude;  // empty: |oracle| and at least 1
+};
+
+struct Judgement {
+  TensorResult result;       // all but `where`
+  int64_t broken_zeros = 0;  // elements that are not zero although nothing adds up to them
+};
+Judgement judge(const Judged& tensor);
+
+}  // namespace shardproof::verify

@@ -1,0 +1,25 @@
+// Runs many cases on all cores and puts the verdict together.
+#pragma once
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "verify/attention/attention_check.h"
+
+namespace shardproof::verify {
+
+struct RunOptions {
+  at::Device device = at::kCPU;
+  int lanes = 0;  // cases at the same time; 0: all cores on a CPU, 1 on CUDA
+  uint64_t schedule_seed = 0;
+  int shrink_failures = 2;                                // this many failing cases are shrunk
+  std::function<void(size_t done, size_t all)> progress;  // may be empty
+};
+
+// Results in the order of `cases`. `goldens` by name, for cases that name one.
+std::vector<CaseResult> run_cases(const std::vector<AttentionCase>& cases,
+                                  const std::map<std::string, AttentionGolden>& goldens,
+                                  const AttentionSubject& subject, const RunOptions& options);
+
+}  // namespace shardproof::verify

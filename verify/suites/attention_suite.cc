@@ -1,0 +1,226 @@
+#include "verify/suites/attention_suite.h"
+
+#include <array>
+#include <random>
+
+#include "base/error.h"
+#include "verify/dtype.h"
+
+namespace shardproof::verify {
+namespace {
+
+using plan::GradientConvention;
+using plan::HeadSplit;
+using plan::RingMode;
+using plan::StreamPlacement;
+using plan::TokenSplit;
+
+struct MeshMode {
+  comm::MeshShape mesh;
+  RingMode ring_mode;
+};
+
+// All ways to arrange sp ranks, both ring modes.
+std::vector<MeshMode> factorisations(int sp) {
+  std::vector<MeshMode> all;
+  for (int ring = 1; ring <= sp; ++ring) {
+    if (sp % ring != 0) continue;
+    const comm::MeshShape mesh{1, ring, sp / ring};
+    all.push_back({mesh, RingMode::kRotate});
+    if (ring > 1) all.push_back({mesh, RingMode::kAllGather});
+  }
+  return all;
+}
+
+constexpr int kVariants = 5;
+
+// The five variants of the default suite; together they hold every feature.
+void dress(AttentionCase& c, int variant) {
+  const int u = c.mesh.ulysses;
+  switch (variant) {
+    case 0:  // nothing special, even shards
+      c.image = c.mesh.sp() * 8;
+      c.heads = c.kv_heads = u * (u < 4 ? 2 : 1);
+      break;
+    case 1:  // text that is replicated, ragged masks, grouped KV heads
+      c.text = 7, c.image = 26, c.batch = 3;
+      c.heads = 6, c.kv_heads = 2;
+      c.mask = MaskKind::kRagged;
+      c.text_placement = StreamPlacement::kReplicated;
+      c.head_split = u <= 6 ? HeadSplit::kUneven : HeadSplit::kPadded;
+      break;
+    case 2:  // padded tokens and heads, scattered masks
+      c.text = 9, c.image = 25;
+      c.heads = c.kv_heads = 5;
+      c.mask = MaskKind::kScattered;
+      c.token_split = TokenSplit::kPadded;
+      c.head_split = HeadSplit::kPadded;
+      break;
+    case 3:  // one rank without a key, strided inputs, data-parallel replicas, small odd head size
+      c.text = 5, c.image = 28;
+      c.heads = c.kv_heads = u + 1;
+      c.head_dim = 20;
+      c.mask = c.mesh.sp() > 1 ? MaskKind::kEmptyRank : MaskKind::kOneKey;
+      c.head_split = HeadSplit::kUneven;
+      c.strided = true;
+      if (c.mesh.sp() <= 4) c.mesh.dp = 2;
+      break;
+    case 4:  // as many tokens as heads: transposed layouts fit without an error
+      c.image = c.heads = c.kv_heads = u * (u < 4 ? 4 : 2);
+      c.head_dim = 32;
+      c.batch = 1;
+      break;
+    default:
+      internal_error("no variant {}", variant);
+  }
+}
+
+// SplitMix64: neighbouring seeds give unrelated streams.
+uint64_t mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+// Small enough to be read in an id, different for every case.
+uint64_t case_seed(uint64_t seed, uint64_t number) {
+  return mix(seed * 1000003 + number) % 1000000;
+}
+
+}  // namespace
+
+bool CaseFilter::admits(const AttentionCase& c) const {
+  const auto in = [](const auto& set, const auto& value) {
+    return set.empty() || set.contains(value);
+  };
+  return in(sp, c.mesh.sp()) && in(ring, c.mesh.ring) && in(dp, c.mesh.dp) && in(dtypes, c.dtype);
+}
+
+std::vector<AttentionCase> attention_suite(const CaseFilter& filter, uint64_t seed, bool quick) {
+  std::vector<AttentionCase> cases;
+  uint64_t number = 0;
+  for (int sp = 1; sp <= 8; ++sp) {
+    if (quick && (sp == 1 || sp == 5 || sp == 6 || sp == 7)) continue;
+    for (const MeshMode& mode : factorisations(sp)) {
+      for (size_t d = 0; d < all_dtypes().size(); ++d) {
+        for (int variant = 0; variant < kVariants; ++variant) {
+          ++number;
+          // A Latin-square choice: over the modes each dtype meets each variant.
+          if (quick &&
+              (static_cast<int>(d) + static_cast<int>(number / 20)) % kVariants != variant) {
+            continue;
+          }
+          AttentionCase c;
+          c.mesh = mode.mesh;
+          c.ring_mode = mode.ring_mode;
+          c.dtype = all_dtypes()[d];
+          c.backend = filter.backend;
+          dress(c, variant);
+          c.seed = case_seed(seed, number);
+          if (filter.admits(c)) cases.push_back(c);
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+std::vector<AttentionCase> random_attention_cases(const CaseFilter& filter, uint64_t seed,
+                                                  int64_t count) {
+  static constexpr std::array<const char*, 5> kModes = {"ulysses", "ring", "allgather", "hybrid",
+                                                        "hybrid_allgather"};
+  std::vector<AttentionCase> cases;
+  std::mt19937_64 random(mix(seed));
+  const auto pick = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+  };
+  for (int64_t i = 0; static_cast<int64_t>(cases.size()) < count; ++i) {
+    if (i > 1000 * count)
+      bad_input("no random case fits the options; widen --sp, --ring or --dtype");
+    auto cell = static_cast<uint64_t>(i);
+    const auto digit = [&](uint64_t base) {
+      const uint64_t d = cell % base;
+      cell /= base;
+      return d;
+    };
+    AttentionCase c;
+    const std::string mode = kModes[digit(5)];
+    c.dtype = all_dtypes()[digit(4)];
+    const bool masked = digit(2) == 1, uneven = digit(2) == 1, grouped = digit(2) == 1;
+    c.backend = filter.backend;
+    c.ring_mode = mode.ends_with("allgather") ? RingMode::kAllGather : RingMode::kRotate;
+    const bool hybrid = mode.starts_with("hybrid");
+    c.mesh.ulysses = static_cast<int>(mode == "ulysses" ? pick(2, 8) : hybrid ? pick(2, 4) : 1);
+    c.mesh.ring = static_cast<int>(mode == "ulysses" ? 1
+                                   : hybrid          ? pick(2, 8 / c.mesh.ulysses)
+                                                     : pick(2, 8));
+    c.mesh.dp = c.mesh.sp() <= 4 && pick(0, 3) == 0 ? 2 : 1;
+    c.batch = pick(1, 3);
+    c.head_dim = std::array{4, 8, 16, 20, 32}[static_cast<size_t>(pick(0, 4))];
+    const int64_t per_kv = grouped ? pick(2, 3) : 1;
+    if (uneven) {
+      c.text = pick(0, 1) * pick(1, 12);
+      c.image = pick(1, 5) * c.mesh.sp() + pick(1, c.mesh.sp() - 1);
+      c.token_split = pick(0, 1) ? TokenSplit::kPadded : TokenSplit::kUneven;
+      c.head_split = pick(0, 1) ? HeadSplit::kPadded : HeadSplit::kUneven;
+      c.kv_heads = pick(1, 4);
+      c.heads = c.kv_heads * per_kv;
+      if (c.heads < c.mesh.ulysses) c.head_split = HeadSplit::kPadded;
+    } else {
+      c.text = pick(0, 1) * c.mesh.sp() * pick(1, 2);
+      c.image = c.mesh.sp() * pick(1, 6);
+      c.kv_heads = c.mesh.ulysses * pick(1, 2);
+      c.heads = c.kv_heads * per_kv;
+    }
+    if (masked)
+      c.mask = std::array{MaskKind::kRagged, MaskKind::kScattered, MaskKind::kOneKey,
+                          MaskKind::kEmptyRank}[static_cast<size_t>(pick(0, 3))];
+    if (c.text > 0 && pick(0, 1)) {
+      c.text_placement = StreamPlacement::kReplicated;
+      // Division by an sp that is no power of two would round the cotangents of convention B.
+      const bool exact = (c.mesh.sp() & (c.mesh.sp() - 1)) == 0;
+      c.convention = std::array{
+          GradientConvention::kSliceThenScaleLoss, GradientConvention::kSumThenSlice,
+          GradientConvention::kSliceTimesSp}[static_cast<size_t>(pick(0, exact ? 2 : 1))];
+    }
+    c.strided = pick(0, 3) == 0 && c.heads == c.kv_heads;
+    c.seed = case_seed(seed, static_cast<uint64_t>(i));
+    if (filter.admits(c)) cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<AttentionCase> golden_cases(const AttentionGolden& golden, const CaseFilter& filter,
+                                        bool quick) {
+  std::vector<AttentionCase> cases;
+  std::set<int> sizes = filter.sp;
+  if (sizes.empty()) sizes = quick ? std::set<int>{2} : std::set<int>{2, 4};
+  for (int sp : sizes) {
+    for (const MeshMode& mode : factorisations(sp)) {
+      for (c10::ScalarType dtype : all_dtypes()) {
+        AttentionCase c;
+        c.suite = "goldens";
+        c.golden = golden.name;
+        c.mesh = mode.mesh;
+        c.ring_mode = mode.ring_mode;
+        c.dtype = dtype;
+        c.batch = golden.batch;
+        c.text = golden.text_tokens;
+        c.image = golden.tokens - golden.text_tokens;
+        c.heads = golden.heads;
+        c.kv_heads = golden.kv_heads;
+        c.head_dim = golden.head_dim;
+        c.mask = golden.mask.defined() ? MaskKind::kScattered : MaskKind::kNone;
+        c.backend = filter.backend;
+        if (c.heads % c.mesh.ulysses != 0) {
+          c.head_split = c.heads > c.mesh.ulysses ? HeadSplit::kUneven : HeadSplit::kPadded;
+        }
+        if (filter.admits(c)) cases.push_back(c);
+      }
+    }
+  }
+  return cases;
+}
+
+}  // namespace shardproof::verify

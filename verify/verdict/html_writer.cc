@@ -1,0 +1,164 @@
+#include "verify/verdict/html_writer.h"
+
+#include <fmt/format.h>
+
+#include "verify/verdict/evidence.h"
+#include "verify/verdict/histogram.h"
+#include "verify/verdict/summary.h"
+#include "verify/verdict/text.h"
+
+namespace shardproof::verify {
+namespace {
+
+// Colours follow the reader's preference; a status is also written out, never told by colour alone.
+constexpr const char* kStyle = R"(
+:root { color-scheme: light dark; --text: #1c1e21; --dim: #5f6670; --page: #ffffff;
+  --panel: #f4f5f7; --line: #d6d9de; --good: #1a7f37; --bad: #c4262e; --warn: #9a6700; }
+@media (prefers-color-scheme: dark) { :root { --text: #e4e6ea; --dim: #9aa2ad; --page: #15171a;
+  --panel: #1f2226; --line: #3a3f46; --good: #4ac26b; --bad: #ff7b72; --warn: #d4a72c; } }
+body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; background: var(--page);
+  color: var(--text); font: 15px/1.45 system-ui, sans-serif; }
+h1 { font-size: 1.25rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
+.pass { color: var(--good); } .fail { color: var(--bad); } .error, .skip { color: var(--warn); }
+table { border-collapse: collapse; font-size: 0.9rem; } .scroll { overflow-x: auto; }
+th, td { border-bottom: 1px solid var(--line); padding: 0.2rem 0.7rem; text-align: left; }
+th { color: var(--dim); font-weight: 600; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+details { background: var(--panel); border: 1px solid var(--line); border-radius: 6px;
+  margin: 0.4rem 0; padding: 0.4rem 0.8rem; }
+summary { cursor: pointer; overflow-wrap: anywhere; }
+code { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; white-space: pre-wrap; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15rem 1rem; }
+dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
+svg { width: 100%; max-width: 46rem; height: auto; } rect.within { fill: var(--good); }
+rect.beyond { fill: var(--bad); } .axis { stroke: var(--dim); fill: none; }
+.tick { fill: var(--dim); font-size: 11px; text-anchor: middle; }
+)";
+
+std::string cell(const std::string& text) { return "<td>" + escape_text(text) + "</td>"; }
+std::string number_cell(const std::string& text) {
+  return "<td class=\"number\">" + escape_text(text) + "</td>";
+}
+std::string status_cell(Status status) {
+  return fmt::format("<td class=\"{0}\">{0}</td>", to_string(status));
+}
+
+std::string head_row(const std::vector<std::string>& names, const std::vector<std::string>& numbers,
+                     const std::string& last) {
+  std::string out = "<tr>";
+  for (const std::string& name : names) out += "<th>" + name + "</th>";
+  for (const std::string& name : numbers) out += "<th class=\"number\">" + name + "</th>";
+  return out + "<th>" + last + "</th></tr>\n";
+}
+
+std::string worst_place(const Worst& worst) {
+  return worst.tensor ? worst.tensor->name + " in " + worst.in_case->id : "";
+}
+
+std::string summary_table(const Summary& summary) {
+  std::string out = "<h2>Summary</h2>\n<div class=\"scroll\"><table>\n";
+  out += head_row({"suite", "mode", "dtype"},
+                  {"cases", "pass", "fail", "skip", "error", "worst error/limit"}, "where");
+  for (const SummaryRow& row : summary.rows) {
+    out += "<tr>" + cell(row.suite) + cell(row.mode) + cell(row.dtype);
+    for (const int count : {row.cases, row.pass, row.fail, row.skip, row.error}) {
+      out += number_cell(with_thousands(count));
+    }
+    out += number_cell(row.worst.tensor ? quotient_text(row.worst.quotient) : "-");
+    out += cell(worst_place(row.worst)) + "</tr>\n";
+  }
+  return out + "</table></div>\n";
+}
+
+std::string definition(const std::string& name, const std::string& text) {
+  return "<dt>" + escape_text(name) + "</dt><dd>" + escape_text(text) + "</dd>\n";
+}
+
+std::string run_facts(const Verdict& verdict) {
+  std::string out = "<h2>Run</h2>\n<dl>\n" + definition("command", verdict.command) +
+                    definition("commit", verdict.commit) +
+                    definition("seed", fmt::format("{}", verdict.seed)) +
+                    definition("started", verdict.started);
+  for (const auto& [key, value] : verdict.machine) out += definition(key, value);
+  return out + "</dl>\n";
+}
+
+std::string tensor_table(const CaseResult& result) {
+  if (result.tensors.empty()) return "";
+  std::string out = "<div class=\"scroll\"><table>\n";
+  out += head_row({"tensor", "shape", "status"},
+                  {"error", "reference error", "limit", "error/limit", "ratio"}, "where");
+  for (const TensorResult& tensor : result.tensors) {
+    out += "<tr>" + cell(tensor.name) + cell(shape_text(tensor)) + status_cell(tensor.status);
+    for (const double error : {tensor.error, tensor.reference_error, tensor.limit}) {
+      out += number_cell(fmt::format("{:.3e}", error));
+    }
+    out += number_cell(quotient_text(limit_quotient(tensor)));
+    out += number_cell(fmt::format("{:.6g}", tensor.ratio)) + cell(location_text(tensor));
+    out += "</tr>\n";
+  }
+  return out + "</table></div>\n";
+}
+
+std::string evidence_list(const CaseResult& result) {
+  std::string out = "<dl>\n";
+  for (const Evidence& line : evidence(result)) {
+    out += definition(std::string(line.label), line.text);
+  }
+  if (!result.replay.empty()) {
+    out += "<dt>replay</dt><dd><code>" + escape_text(result.replay) + "</code></dd>\n";
+  }
+  return out + "</dl>\n";
+}
+
+std::string check_lines(const CaseResult& result) {
+  std::string out;
+  for (const CheckResult& check : result.checks) {
+    if (check.status != Status::kPass && check.status != Status::kSkip)
+      continue;  // in the evidence
+    out += definition(check.name + " (" + to_string(check.status) + ")", check.detail);
+  }
+  return out.empty() ? out : "<dl>\n" + out + "</dl>\n";
+}
+
+std::string case_details(const CaseResult& result) {
+  const bool bad = result.status == Status::kFail || result.status == Status::kError;
+  return fmt::format(
+      "<details{0}><summary><strong class=\"{1}\">{1}</strong> <code>{2}</code> {3}</summary>\n"
+      "{4}{5}{6}</details>\n",
+      bad ? " open" : "", to_string(result.status), escape_text(result.id),
+      seconds_text(result.seconds), evidence_list(result), tensor_table(result),
+      check_lines(result));
+}
+
+// The bad cases first: they are why the page is opened.
+std::string cases(const Verdict& verdict) {
+  std::string bad, good;
+  for (const CaseResult& result : verdict.cases) {
+    const bool is_bad = result.status == Status::kFail || result.status == Status::kError;
+    (is_bad ? bad : good) += case_details(result);
+  }
+  std::string out;
+  if (!bad.empty()) out += "<h2>Failing cases</h2>\n" + bad;
+  if (!good.empty()) out += "<h2>Other cases</h2>\n" + good;
+  return out;
+}
+
+}  // namespace
+
+std::string to_html(const Verdict& verdict) {
+  constexpr std::size_t kNoLimit = 10000;  // a browser wraps the line
+  const Summary summary = summarize(verdict);
+  const std::string outcome = escape_text(outcome_line(verdict, kNoLimit));
+  return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+         "<title>Shardproof verdict</title>\n<style>" +
+         std::string(kStyle) + "</style>\n</head>\n<body>\n" +
+         fmt::format("<h1 class=\"{}\">{}</h1>\n", to_string(verdict.status()), outcome) +
+         summary_table(summary) +
+         "<h2>Error over limit</h2>\n<p>Judged tensors by error / limit; beyond 1 fails.</p>\n" +
+         histogram_svg(quotient_histogram(verdict)) + cases(verdict) + run_facts(verdict) +
+         "</body>\n</html>\n";
+}
+
+}  // namespace shardproof::verify
