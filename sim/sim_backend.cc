@@ -26,10 +26,7 @@ class SimWork final : public c10d::Work {
   void before_wait(std::function<void()> release) { release_ = std::move(release); }
 
   bool wait(std::chrono::milliseconds) override {
-    if (skip_) {
-      if (ticket_) ticket_->waited = true;
-      return true;
-    }
+    if (skip_) return true;
     if (release_) std::exchange(release_, {})();
     state_.rendezvous->wait(state_.rank, *ticket_);
     if (state_.keep_results && part_ && part_->output().defined()) {

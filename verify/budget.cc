@@ -12,15 +12,16 @@
 namespace shardproof::verify {
 namespace {
 
-// Row: role; columns: fp64, fp32, 16-bit. Measured on 12,000 correct random cases, see
-// docs/design.md, Budgets: k is the ratio that errors of larger tensors approach from below, c
-// covers what a small tensor's luck adds.
+// Row: role; columns: fp64, fp32, 16-bit. Calibrated on correct random cases (docs/design.md,
+// Budgets). The 16-bit output is the sharpest: correct rings err 1.2 to 1.43 times their reference
+// where N >= 2000, a merge in 16-bit arithmetic 1.69 times and more. The log-sum-exp of a 16-bit
+// attention is off by up to 6e-5 a block on a CPU: the fused kernel's fast exponential.
 constexpr Budget kTable[5][3] = {
-    /* output */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.1}},
-    /* lse    */ {{2.0, 4.0}, {2.0, 4.0}, {2.0, 4.0}},
-    /* q:grad */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.1}},
-    /* k:grad */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.1}},
-    /* v:grad */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.1}},
+    /* output */ {{2.0, 4.0}, {2.0, 4.0}, {1.4, 0.02}},
+    /* lse    */ {{2.0, 4.0}, {2.0, 4.0}, {2.0, 1200.0}},
+    /* q:grad */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.2}},
+    /* k:grad */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.2}},
+    /* v:grad */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.2}},
 };
 
 std::vector<double> values(const at::Tensor& x) {
@@ -68,24 +69,35 @@ Budget budget_of(TensorRole role, c10::ScalarType dtype) {
 
 Judgement judge(const Judged& t) {
   const std::vector<double> got = values(t.result), plain = values(t.reference);
-  const ErrorNorms sp = error_norms(got, t.oracle), ref = error_norms(plain, t.oracle);
+  ErrorNorms sp = error_norms(got, t.oracle), ref = error_norms(plain, t.oracle);
+  const double magnitude = magnitude_norm(t);
+  // Gradients can cancel to exact zeros (a query that sees one key): errors then count against what
+  // cancelled, and there is no ratio.
+  const bool cancelled = sp.finite && sp.ref_norm == 0 && magnitude > 0;
+  if (cancelled) {
+    sp.relative_l2 = norm(got) / magnitude;
+    ref.relative_l2 = norm(plain) / magnitude;
+    sp.ratio = 1;
+    sp.ratio_excess = ref.ratio_excess = 0;
+  }
   // The log-sum-exp is kept in fp32 or better whatever the dtype.
   const double u =
       unit_roundoff(t.role == TensorRole::kLse ? attention::accumulate_type(t.dtype) : t.dtype);
   const Budget budget = budget_of(t.role, t.dtype);
+  const double n = std::max<double>(1, static_cast<double>(sp.count));
+  const double scale = cancelled ? 1 : sp.ref_norm > 0 ? magnitude / sp.ref_norm : 0;
+  // Errors of few elements scatter; 1/sqrt(N) terms allow for what luck does to both sides.
+  const double floor = (budget.c + 1 / std::sqrt(n)) * u * scale;
   TensorResult result;
   result.name = t.name;
   result.shape = t.result.sizes().vec();
   result.dtype = dtype_name(t.dtype);
   result.error = sp.relative_l2;
   result.reference_error = ref.relative_l2;
-  const double scale = sp.ref_norm > 0 ? magnitude_norm(t) / sp.ref_norm : 0;
-  const double n = std::max<double>(1, static_cast<double>(sp.count));
-  const double luck = 1 + 4 / std::sqrt(n);
-  result.limit = budget.k * luck * ref.relative_l2 + budget.c * u * scale;
+  result.limit = budget.k * (1 + 4 / std::sqrt(n)) * ref.relative_l2 + floor;
   result.ratio = sp.ratio;
-  result.ratio_limit = std::abs(ref.ratio_excess) + (0.1 + 5 / std::sqrt(n)) * ref.relative_l2 +
-                       budget.c * u * scale;
+  result.ratio_limit = budget.k * std::abs(ref.ratio_excess) + 0.1 * ref.relative_l2 +
+                       5 / std::sqrt(n) * result.limit + floor;
   result.cosine = sp.cosine;
   result.max_abs = sp.max_abs;
   if (sp.max_abs_index >= 0) result.max_abs_index = unravel(sp.max_abs_index, t.result.sizes());

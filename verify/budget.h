@@ -1,14 +1,14 @@
 // How much a result of sequence parallelism may err.
 //
-// With e(x) = |x - oracle| / |oracle| (relative L2 against fp64), a result passes if
-//   e(SP) <= k * e(non-SP) + c * u * |magnitude| / |oracle|     and
-//   |ratio(SP) - 1| <= |ratio(non-SP) - 1| + (0.1 + 5/sqrt(N)) * e(non-SP) + c * u * ...
+// With e(x) = |x - oracle| / |oracle| (relative L2 against fp64) and N elements, a result passes if
+//   e(SP) <= limit,  limit = k * (1 + 4/sqrt(N)) * e(non-SP) + floor
+//   |ratio(SP) - 1| <= k * |ratio(non-SP) - 1| + 0.1 * e(non-SP) + 5/sqrt(N) * limit + floor
+//   floor = (c + 1/sqrt(N)) * u * |magnitude| / |oracle|
 // where ratio is the best-fit scale against the oracle (fused kernels with a fast exponential have
-// a small bias of their own), u is the unit round-off of the dtype and `magnitude` the same
-// formulas on absolute values (a sum's rounding errors scale with its summands). Exact zeros must
-// stay exact zeros. k and c come from a table per tensor role and dtype, calibrated on correct runs
-// (docs/design.md, Budgets). Tensors of fewer than 256 elements have no stable e(non-SP): it is
-// then replaced by the larger of itself and a typical value.
+// a small bias of their own), u the unit round-off of the dtype and `magnitude` the same formulas
+// on absolute values: a sum's rounding errors scale with its summands. Where the magnitude is zero
+// (masked keys, queries that see no key) the result must be exactly zero. k and c come from a table
+// per tensor role and dtype, calibrated on correct runs (docs/design.md, Budgets).
 #pragma once
 #include <ATen/core/Tensor.h>
 

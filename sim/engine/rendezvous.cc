@@ -41,6 +41,7 @@ void Rendezvous::start_run() {
   pending_.clear();
   call_names_.clear();
   ended_.reset();
+  unwaited_.clear();
   logs_.assign(logs_.size(), RankLog{});
 }
 
@@ -208,15 +209,13 @@ void Rendezvous::end_step(int rank) {
 void Rendezvous::rank_returned(int rank) {
   Scheduler::Lock lock(scheduler_.mutex());
   RankLog& log = logs_[static_cast<size_t>(rank)];
-  if (ended_ || log.open.empty()) return;
+  if (ended_ || log.open.empty() || !unwaited_.empty()) return;
   const Ticket& ticket = *log.open.front();
   const CollectiveCall& call = *ticket.call->posted[static_cast<size_t>(ticket.member)];
-  end_run(ViolationKind::kUnwaited, ErrorKind::kViolation,
-          fmt::format("rank {} returned without waiting for its {} in group '{}', call {}, tag '{}'"
-                      "{}",
-                      rank, to_string(call.kind), call.group, call.number, call.tag,
-                      log.open.size() > 1 ? fmt::format(" ({} calls in all)", log.open.size())
-                                          : std::string()));
+  unwaited_ = fmt::format(
+      "rank {} returned without waiting for its {} in group '{}', call {}, tag '{}'{}", rank,
+      to_string(call.kind), call.group, call.number, call.tag,
+      log.open.size() > 1 ? fmt::format(" ({} calls in all)", log.open.size()) : std::string());
 }
 
 void Rendezvous::rank_threw(int rank, const Error& error) {
@@ -230,6 +229,10 @@ void Rendezvous::rank_threw(int rank, const Error& error) {
 void Rendezvous::finish_run() {
   Scheduler::Lock lock(scheduler_.mutex());
   throw_if_ended();
+  if (!unwaited_.empty()) {
+    end_run(ViolationKind::kUnwaited, ErrorKind::kViolation, unwaited_);
+    throw_if_ended();
+  }
   std::vector<std::vector<std::vector<int64_t>>> orders;
   for (const RankLog& log : logs_) orders.push_back(log.steps);
   const auto cycle = find_order_cycle(orders, static_cast<int64_t>(call_names_.size()));

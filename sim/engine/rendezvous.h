@@ -39,6 +39,10 @@ class CollectiveError : public Error {
   CollectiveError(ViolationKind violation, ErrorKind kind, const std::string& text)
       : Error(kind, text), violation_(violation) {}
   ViolationKind violation() const { return violation_; }
+  // Every rank's function returned: what they computed is there.
+  bool ranks_returned() const {
+    return violation_ == ViolationKind::kUnwaited || violation_ == ViolationKind::kOrder;
+  }
 
  private:
   ViolationKind violation_;
@@ -133,6 +137,7 @@ class Rendezvous {
   std::vector<RankLog> logs_;
   std::vector<std::string> call_names_;  // by call id, for the order check's message
   std::optional<CollectiveError> ended_;
+  std::string unwaited_;  // said when all have returned: others may still complete
 };
 
 }  // namespace shardproof::sim

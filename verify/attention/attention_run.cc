@@ -132,7 +132,7 @@ RankOutputs run_rank(const AttentionCase& c, const AttentionData& data,
   if (subject.edit_plan) subject.edit_plan(plan);
   AttentionSubject::Local local =
       attention::make_local_attention(c.backend, rank.device(), c.dtype, data.mask.defined());
-  if (subject.wrap_local) local = subject.wrap_local(local);
+  if (subject.wrap_local) local = subject.wrap_local(local, rank.rank());
   const attention::SequenceParallelAttention attend(plan, mesh, local, subject.merge);
 
   const RankInputs inputs =
@@ -308,8 +308,8 @@ SequenceParallelRun run_sequence_parallel(const AttentionCase& c, const Attentio
   } catch (const sim::CollectiveError& error) {
     if (error.kind() != ErrorKind::kViolation) throw;
     run.checks.push_back(check_of(error));
-    run.completed = false;
-    return run;
+    run.completed = error.ranks_returned();
+    if (!run.completed) return run;
   }
   Assembly assembly(c, data, ownership);
   for (int r = 0; r < world.size(); ++r) {

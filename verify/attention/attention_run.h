@@ -23,7 +23,7 @@ struct AttentionTensors {
 struct AttentionSubject {
   using Local = std::shared_ptr<const attention::LocalAttention>;
   std::function<void(plan::AttentionPlan&)> edit_plan;
-  std::function<Local(Local)> wrap_local;
+  std::function<Local(Local, int world_rank)> wrap_local;
   attention::MergeFunction merge = attention::merge_block;
   sim::FaultPlan faults;
 };
