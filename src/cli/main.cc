@@ -51,10 +51,17 @@ void add_verify(CLI::App& app, cli::VerifyOptions& o) {
   verify->add_option("--golden", o.goldens, "Check this golden folder (or folder of goldens) only");
   verify->add_option("--case", o.case_id, "Run exactly this case");
   verify->add_option("--sp", o.sp, "Only these sequence-parallel sizes (ring x ulysses)")
-      ->delimiter(',');
-  verify->add_option("--ring", o.ring, "Only these ring sizes")->delimiter(',');
-  verify->add_option("--dp", o.dp, "Only these data-parallel sizes")->delimiter(',');
-  verify->add_option("--dtype", o.dtypes, "Only these: fp64, fp32, bf16, fp16")->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  verify->add_option("--ring", o.ring, "Only these ring sizes")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  verify->add_option("--dp", o.dp, "Only these data-parallel sizes")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  verify->add_option("--dtype", o.dtypes, "Only these: fp64, fp32, bf16, fp16")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   verify->add_option("--device", o.device, "cpu or cuda")->capture_default_str();
   verify->add_option("--transport", o.transport, "sim (virtual ranks in this process)")
       ->capture_default_str();
@@ -94,6 +101,15 @@ std::vector<std::string> option_names(const CLI::App& app) {
 // CLI11 says which word it does not know; add the one that was probably meant.
 std::string explain(const CLI::ParseError& error, const CLI::App& app, int argc, char** argv) {
   std::string text = error.what();
+  if (app.get_subcommands().empty() && argc > 1) {
+    std::vector<std::string> commands = {"setup", "build", "test", "clean"};
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+      commands.push_back(command->get_name());
+    }
+    const std::string near = cli::nearest(argv[1], commands);
+    text = fmt::format("unknown command '{}'{}", argv[1],
+                       near.empty() ? "" : "; did you mean " + near + "?");
+  }
   for (const CLI::App* command : app.get_subcommands()) {
     for (int i = 2; i < argc; ++i) {
       const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
@@ -112,7 +128,7 @@ int run(int argc, char** argv) {
       "Trains diffusion transformers with sequence parallelism and proves that the parallel "
       "run computes what the non-parallel run computes.",
       "./shardproof"};
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   app.footer("The launcher adds: setup, build, test, clean (./shardproof setup --help).");
   cli::VerifyOptions verify;
   add_verify(app, verify);
@@ -122,6 +138,10 @@ int run(int argc, char** argv) {
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
     fmt::print(stderr, "shardproof: {}\n", explain(error, app, argc, argv));
+    return static_cast<int>(ErrorKind::kBadInput);
+  }
+  if (app.get_subcommands().empty()) {
+    fmt::print("{}", app.help());
     return static_cast<int>(ErrorKind::kBadInput);
   }
   verify.command = command_line(argc, argv);

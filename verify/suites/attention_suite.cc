@@ -107,8 +107,10 @@ bool CaseFilter::admits(const AttentionCase& c) const {
 std::vector<AttentionCase> attention_suite(const CaseFilter& filter, uint64_t seed, bool quick) {
   std::vector<AttentionCase> cases;
   uint64_t number = 0;
-  for (int sp = 1; sp <= 8; ++sp) {
-    if (quick && (sp == 1 || sp == 5 || sp == 6 || sp == 7)) continue;
+  std::set<int> sizes = {1, 2, 3, 4, 5, 6, 7, 8};
+  sizes.insert(filter.sp.begin(), filter.sp.end());  // larger ones only if they are asked for
+  for (int sp : sizes) {
+    if (quick && filter.sp.empty() && (sp == 1 || sp == 5 || sp == 6 || sp == 7)) continue;
     for (const MeshMode& mode : factorisations(sp)) {
       for (size_t d = 0; d < all_dtypes().size(); ++d) {
         for (int variant = 0; variant < kVariants; ++variant) {

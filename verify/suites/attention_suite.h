@@ -17,9 +17,9 @@ struct CaseFilter {
   bool admits(const AttentionCase& c) const;
 };
 
-// The default suite: every mode at sp 1..8 in every dtype, with masks, uneven and padded cuts,
-// grouped KV heads, replicated text and strided inputs spread over them. `quick` takes a part of it
-// that still holds every mode, dtype and mask.
+// The default suite: every mode at sp 1..8 (and at larger sp that the filter names) in every dtype,
+// with masks, uneven and padded cuts, grouped KV heads, replicated text and strided inputs spread
+// over them. `quick` takes a part of it that still holds every mode, dtype and mask.
 std::vector<AttentionCase> attention_suite(const CaseFilter& filter, uint64_t seed, bool quick);
 
 // `count` random cases, dealt evenly over the cells (mode x dtype x masked x uneven x grouped).
