@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "base/error.h"
+#include "comm/describe_call.h"
 #include "comm/tag.h"
 
 namespace shardproof::sim {
@@ -64,8 +65,6 @@ class StepWork final : public c10d::Work {
 
 ReduceOperation operation(const c10d::ReduceOp& op) {
   switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return ReduceOperation::kSum;
     case c10d::ReduceOp::AVG:
       return ReduceOperation::kAverage;
     case c10d::ReduceOp::MAX:
@@ -75,45 +74,8 @@ ReduceOperation operation(const c10d::ReduceOp& op) {
     case c10d::ReduceOp::PRODUCT:
       return ReduceOperation::kProduct;
     default:
-      bad_input("the simulator reduces by sum, avg, max, min and product; got operation number {}",
-                static_cast<int>(op.op_));
+      return ReduceOperation::kSum;  // describe_*() refuses what is none of these
   }
-}
-
-const char* to_string(ReduceOperation op) {
-  switch (op) {
-    case ReduceOperation::kSum:
-      return "sum";
-    case ReduceOperation::kAverage:
-      return "avg";
-    case ReduceOperation::kMax:
-      return "max";
-    case ReduceOperation::kMin:
-      return "min";
-    case ReduceOperation::kProduct:
-      return "product";
-  }
-  return "?";
-}
-
-CollectiveCall call_of(CallKind kind, const at::Tensor& tensor) {
-  CollectiveCall call;
-  call.kind = kind;
-  call.tag = comm::current_tag();
-  if (tensor.defined()) call.dtype = c10::toString(tensor.scalar_type());
-  return call;
-}
-
-// Elements per member from c10d's row counts; empty means even.
-std::vector<int64_t> elements(const at::Tensor& tensor, const std::vector<int64_t>& rows,
-                              int size) {
-  if (rows.empty()) {
-    return std::vector<int64_t>(static_cast<size_t>(size), tensor.numel() / size);
-  }
-  const int64_t per_row = tensor.size(0) == 0 ? 0 : tensor.numel() / tensor.size(0);
-  std::vector<int64_t> counts;
-  for (int64_t r : rows) counts.push_back(r * per_row);
-  return counts;
 }
 
 }  // namespace
@@ -180,12 +142,10 @@ SimBackend::Work SimBackend::alltoall_base(at::Tensor& output, at::Tensor& input
                                            const c10d::AllToAllOptions&) {
   require(input, "all_to_all");
   require(output, "all_to_all");
-  CollectiveCall call = call_of(CallKind::kAllToAll, input);
-  call.send = elements(input, input_splits, size_);
-  call.receive = elements(output, output_splits, size_);
-  const auto send = call.send, receive = call.receive;
-  return issue(std::move(call), {output}, [&](PartOptions options) {
-    return all_to_all_part(input, output, send, receive, static_cast<size_t>(rank_),
+  const CollectiveCall call =
+      comm::describe_all_to_all(output, input, output_splits, input_splits, size_);
+  return issue(call, {output}, [&](PartOptions options) {
+    return all_to_all_part(input, output, call.send, call.receive, static_cast<size_t>(rank_),
                            std::move(options));
   });
 }
@@ -194,10 +154,7 @@ SimBackend::Work SimBackend::_allgather_base(at::Tensor& output, at::Tensor& inp
                                              const c10d::AllgatherOptions&) {
   require(input, "all_gather");
   require(output, "all_gather");
-  CollectiveCall call = call_of(CallKind::kAllGather, input);
-  call.send = {input.numel()};
-  call.receive = elements(output, {}, size_);
-  return issue(std::move(call), {output}, [&](PartOptions options) {
+  return issue(comm::describe_all_gather(output, input, size_), {output}, [&](PartOptions options) {
     return all_gather_part(input, output, std::move(options));
   });
 }
@@ -207,37 +164,28 @@ SimBackend::Work SimBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor
   require(input, "reduce_scatter");
   require(output, "reduce_scatter");
   const ReduceOperation op = operation(scatter.reduceOp);
-  CollectiveCall call = call_of(CallKind::kReduceScatter, input);
-  call.send = elements(input, {}, size_);
-  call.receive = {output.numel()};
-  call.reduce_op = to_string(op);
-  return issue(std::move(call), {output}, [&](PartOptions options) {
-    return reduce_scatter_part(input, output, op, static_cast<size_t>(rank_), std::move(options));
-  });
+  return issue(comm::describe_reduce_scatter(output, input, scatter.reduceOp, size_), {output},
+               [&](PartOptions options) {
+                 return reduce_scatter_part(input, output, op, static_cast<size_t>(rank_),
+                                            std::move(options));
+               });
 }
 
 SimBackend::Work SimBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& reduce) {
   const at::Tensor& tensor = tensors.at(0);
   require(tensor, "all_reduce");
   const ReduceOperation op = operation(reduce.reduceOp);
-  CollectiveCall call = call_of(CallKind::kAllReduce, tensor);
-  call.send = {tensor.numel()};
-  call.receive = {tensor.numel()};
-  call.reduce_op = to_string(op);
-  return issue(std::move(call), tensors, [&](PartOptions options) {
-    return all_reduce_part(tensor, op, std::move(options));
-  });
+  return issue(
+      comm::describe_all_reduce(tensor, reduce.reduceOp), tensors,
+      [&](PartOptions options) { return all_reduce_part(tensor, op, std::move(options)); });
 }
 
 SimBackend::Work SimBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& cast) {
   const at::Tensor& tensor = tensors.at(0);
   require(tensor, "broadcast");
-  CollectiveCall call = call_of(CallKind::kBroadcast, tensor);
-  call.send = {tensor.numel()};
-  call.receive = {tensor.numel()};
-  call.root = static_cast<int>(cast.rootRank);
-  return issue(std::move(call), tensors, [&](PartOptions options) {
-    return broadcast_part(tensor, static_cast<size_t>(cast.rootRank), static_cast<size_t>(rank_),
+  const CollectiveCall call = comm::describe_broadcast(tensor, static_cast<int>(cast.rootRank));
+  return issue(call, tensors, [&](PartOptions options) {
+    return broadcast_part(tensor, static_cast<size_t>(call.root), static_cast<size_t>(rank_),
                           std::move(options));
   });
 }
@@ -245,26 +193,20 @@ SimBackend::Work SimBackend::broadcast(Tensors& tensors, const c10d::BroadcastOp
 SimBackend::Work SimBackend::send(Tensors& tensors, int destination, int) {
   const at::Tensor& tensor = tensors.at(0);
   require(tensor, "send");
-  CollectiveCall call = call_of(CallKind::kSend, tensor);
-  call.send = {tensor.numel()};
-  call.peer = destination;
   if (state_.keep_results) last_sent_ = tensor;
-  return issue(std::move(call), tensors,
+  return issue(comm::describe_send(tensor, destination), tensors,
                [&](PartOptions options) { return send_part(tensor, std::move(options)); });
 }
 
 SimBackend::Work SimBackend::recv(Tensors& tensors, int source, int) {
   const at::Tensor& tensor = tensors.at(0);
   require(tensor, "recv");
-  CollectiveCall call = call_of(CallKind::kRecv, tensor);
-  call.receive = {tensor.numel()};
-  call.peer = source;
-  return issue(std::move(call), tensors,
+  return issue(comm::describe_receive(tensor, source), tensors,
                [&](PartOptions options) { return recv_part(tensor, std::move(options)); });
 }
 
 SimBackend::Work SimBackend::barrier(const c10d::BarrierOptions&) {
-  return issue(call_of(CallKind::kBarrier, {}), {}, [](PartOptions) { return barrier_part(); });
+  return issue(comm::describe_barrier(), {}, [](PartOptions) { return barrier_part(); });
 }
 
 void SimBackend::startCoalescing() {

@@ -40,13 +40,15 @@ Tensor reduce_kv(const Tensor& grad, int64_t repeat) {
 }
 
 // Closes what is common to all fused operations: empty tensors (the CPU operation dies of SIGFPE),
-// rows that see no key (some operations say lse = 0 for them), lse = -inf in backward (NaN).
+// head sizes that a kernel does not know (zero channels behind the others change no logit), rows
+// that see no key (some operations say lse = 0 for them), lse = -inf in backward (NaN).
 class FusedAttention : public LocalAttention {
  public:
   AttentionOutput forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& key_mask,
                           double scale) const final {
     if (q.numel() == 0 || k.numel() == 0) return no_keys(q);
-    auto [out, lse] = run_forward(q, k, v, key_mask, scale);
+    auto [out, lse] = run_forward(widen(q), widen(k), widen(v), key_mask, scale);
+    out = out.narrow(3, 0, q.size(3));
     if (key_mask.defined()) {
       const Tensor unseen = key_mask.any(1).logical_not();  // [B]
       lse = lse.masked_fill(unseen.unsqueeze(1).unsqueeze(1), -kInf);
@@ -61,7 +63,11 @@ class FusedAttention : public LocalAttention {
     if (q.numel() == 0 || k.numel() == 0) {
       return {at::zeros_like(q), at::zeros_like(k), at::zeros_like(v)};
     }
-    return run_backward(dout, q, k, v, out, lse.masked_fill(lse.eq(-kInf), kInf), key_mask, scale);
+    const AttentionGradients g =
+        run_backward(widen(dout), widen(q), widen(k), widen(v), widen(out),
+                     lse.masked_fill(lse.eq(-kInf), kInf), key_mask, scale);
+    const int64_t dim = q.size(3);
+    return {g.dq.narrow(3, 0, dim), g.dk.narrow(3, 0, dim), g.dv.narrow(3, 0, dim)};
   }
 
  protected:
@@ -70,8 +76,15 @@ class FusedAttention : public LocalAttention {
   virtual AttentionGradients run_backward(const Tensor& dout, const Tensor& q, const Tensor& k,
                                           const Tensor& v, const Tensor& out, const Tensor& lse,
                                           const Tensor& key_mask, double scale) const = 0;
+  // Head sizes that the operation takes are multiples of this.
+  virtual int64_t head_dim_multiple() const { return 8; }
 
  private:
+  Tensor widen(const Tensor& x) const {
+    const int64_t missing =
+        (-x.size(3) % head_dim_multiple() + head_dim_multiple()) % head_dim_multiple();
+    return missing == 0 ? x : at::constant_pad_nd(x, {0, missing});
+  }
   static AttentionOutput no_keys(const Tensor& q) {
     return {at::zeros(q.sizes(), q.options()),
             at::full({q.size(0), q.size(2), q.size(1)}, -kInf,
@@ -84,6 +97,7 @@ class CpuFlash final : public FusedAttention {
   std::string name() const override { return "cpu_flash"; }
 
  private:
+  int64_t head_dim_multiple() const override { return 1; }
   static std::optional<Tensor> mask(const Tensor& key_mask, const Tensor& q) {
     if (!key_mask.defined()) return std::nullopt;
     return additive(key_mask, q);
