@@ -1,6 +1,10 @@
 #include "sim/sim_backend.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "comm/describe_call.h"
@@ -27,8 +31,11 @@ class SimWork final : public c10d::Work {
   void before_wait(std::function<void()> release) { release_ = std::move(release); }
 
   bool wait(std::chrono::milliseconds) override {
-    if (skip_) return true;
-    if (release_) std::exchange(release_, {})();
+    if (release_ && !ticket_) std::exchange(release_, {})();
+    if (skip_) {
+      state_.rendezvous->abandon(state_.rank, *ticket_);
+      return true;
+    }
     state_.rendezvous->wait(state_.rank, *ticket_);
     if (state_.keep_results && part_ && part_->output().defined()) {
       state_.previous_results[tag_] = part_->output().clone();
@@ -83,13 +90,45 @@ ReduceOperation operation(const c10d::ReduceOp& op) {
 SimBackend::SimBackend(RankState& state, int64_t group, std::string name, int index, int size)
     : c10d::Backend(index, size), state_(state), group_(group), name_(std::move(name)) {}
 
+void SimBackend::refuse(const char* call, const std::string& why) const {
+  bad_input("{} in group '{}', tag '{}', rank {}: {}", call, name_, comm::current_tag(),
+            state_.rank, why);
+}
+
 void SimBackend::require(const at::Tensor& tensor, const char* call) const {
   if (tensor.is_contiguous()) return;
-  bad_input(
-      "{} in group '{}', tag '{}', rank {}: the simulator, like NCCL, takes contiguous tensors; "
-      "got sizes {}, strides {}",
-      call, name_, comm::current_tag(), state_.rank, c10::str(tensor.sizes()),
-      c10::str(tensor.strides()));
+  refuse(call, c10::str("the simulator, like NCCL, takes contiguous tensors; got sizes ",
+                        tensor.sizes(), ", strides ", tensor.strides()));
+}
+
+// `large` holds one `small` for each member.
+void SimBackend::require_pair(const at::Tensor& small, const at::Tensor& large,
+                              const char* call) const {
+  require(small, call);
+  require(large, call);
+  require_alike(small, large, call);
+  if (large.numel() == small.numel() * size_) return;
+  refuse(call, c10::str("expected sizes that differ by the ", size_, " members; got ",
+                        small.sizes(), " and ", large.sizes()));
+}
+
+void SimBackend::require_alike(const at::Tensor& a, const at::Tensor& b, const char* call) const {
+  if (a.scalar_type() == b.scalar_type() && a.device() == b.device()) return;
+  refuse(call, c10::str("expected input and output of one dtype and device; got ", a.scalar_type(),
+                        " on ", a.device(), " and ", b.scalar_type(), " on ", b.device()));
+}
+
+// Row counts per member as c10d has them: none means even.
+void SimBackend::require_rows(const at::Tensor& tensor, const std::vector<int64_t>& rows,
+                              const char* call) const {
+  const bool fit =
+      rows.empty() ? tensor.size(0) % size_ == 0
+                   : rows.size() == static_cast<size_t>(size_) &&
+                         std::all_of(rows.begin(), rows.end(), [](auto r) { return r >= 0; }) &&
+                         std::accumulate(rows.begin(), rows.end(), int64_t{0}) == tensor.size(0);
+  if (fit) return;
+  refuse(call, fmt::format("expected {} row counts that add up to {}; got {}", size_,
+                           tensor.size(0), rows));
 }
 
 void SimBackend::release_held() {
@@ -122,7 +161,9 @@ SimBackend::Work SimBackend::post(CollectiveCall call, const Tensors& results,
   const auto do_post = [this, work, call, part, tag] {
     work->posted(state_.rendezvous->post(state_.rank, group_, call, part), part, tag);
   };
-  if (fault && fault->kind == FaultKind::kHoldBack) {
+  // Calls of one step are issued together: they have no order that could be changed.
+  if (fault && fault->kind == FaultKind::kHoldBack && !coalescing_) {
+    release_held();
     held_ = do_post;
     work->before_wait([this] { release_held(); });
     return work;
@@ -142,6 +183,9 @@ SimBackend::Work SimBackend::alltoall_base(at::Tensor& output, at::Tensor& input
                                            const c10d::AllToAllOptions&) {
   require(input, "all_to_all");
   require(output, "all_to_all");
+  require_alike(input, output, "all_to_all");
+  require_rows(input, input_splits, "all_to_all");
+  require_rows(output, output_splits, "all_to_all");
   const CollectiveCall call =
       comm::describe_all_to_all(output, input, output_splits, input_splits, size_);
   return issue(call, {output}, [&](PartOptions options) {
@@ -152,8 +196,7 @@ SimBackend::Work SimBackend::alltoall_base(at::Tensor& output, at::Tensor& input
 
 SimBackend::Work SimBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                              const c10d::AllgatherOptions&) {
-  require(input, "all_gather");
-  require(output, "all_gather");
+  require_pair(input, output, "all_gather");
   return issue(comm::describe_all_gather(output, input, size_), {output}, [&](PartOptions options) {
     return all_gather_part(input, output, std::move(options));
   });
@@ -161,8 +204,7 @@ SimBackend::Work SimBackend::_allgather_base(at::Tensor& output, at::Tensor& inp
 
 SimBackend::Work SimBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                   const c10d::ReduceScatterOptions& scatter) {
-  require(input, "reduce_scatter");
-  require(output, "reduce_scatter");
+  require_pair(output, input, "reduce_scatter");
   const ReduceOperation op = operation(scatter.reduceOp);
   return issue(comm::describe_reduce_scatter(output, input, scatter.reduceOp, size_), {output},
                [&](PartOptions options) {
@@ -183,6 +225,10 @@ SimBackend::Work SimBackend::allreduce(Tensors& tensors, const c10d::AllreduceOp
 SimBackend::Work SimBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& cast) {
   const at::Tensor& tensor = tensors.at(0);
   require(tensor, "broadcast");
+  if (cast.rootRank < 0 || cast.rootRank >= size_) {
+    refuse("broadcast",
+           fmt::format("no member {}; expected one of 0..{}", cast.rootRank, size_ - 1));
+  }
   const CollectiveCall call = comm::describe_broadcast(tensor, static_cast<int>(cast.rootRank));
   return issue(call, tensors, [&](PartOptions options) {
     return broadcast_part(tensor, static_cast<size_t>(call.root), static_cast<size_t>(rank_),

@@ -53,7 +53,13 @@ class SimBackend final : public c10d::Backend {
   Work post(CollectiveCall call, const Tensors& results, const std::shared_ptr<TensorPart>& part,
             const Fault* fault);
   void release_held();
+  // Errors (kBadInput) that name call, group, tag and rank.
+  [[noreturn]] void refuse(const char* call, const std::string& why) const;
   void require(const at::Tensor& tensor, const char* call) const;
+  void require_alike(const at::Tensor& a, const at::Tensor& b, const char* call) const;
+  void require_pair(const at::Tensor& small, const at::Tensor& large, const char* call) const;
+  void require_rows(const at::Tensor& tensor, const std::vector<int64_t>& rows,
+                    const char* call) const;
 
   RankState& state_;
   int64_t group_;

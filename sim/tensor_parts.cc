@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -17,30 +18,57 @@ const TensorPart& part(const Members& members, size_t i) {
   return static_cast<const TensorPart&>(*members[i]);
 }
 
-// Position-dependent, so that exchanged values show; four lanes for speed.
+// Position-dependent, so that exchanged values show; four lanes for speed. The rotation carries the
+// highest bit on: a product alone keeps a change of sign in it, and two such changes cancel.
 uint64_t hash_bytes(const char* data, size_t bytes) {
   constexpr uint64_t kPrime = 0x9E3779B97F4A7C15ull;
+  const auto mix = [](uint64_t hash, uint64_t word) { return std::rotl(hash ^ word, 29) * kPrime; };
   uint64_t lane[4] = {1, 2, 3, 4};
   size_t i = 0;
   for (; i + 32 <= bytes; i += 32) {
     uint64_t words[4];
     std::memcpy(words, data + i, 32);
-    for (int l = 0; l < 4; ++l) lane[l] = (lane[l] ^ words[l]) * kPrime;
+    for (int l = 0; l < 4; ++l) lane[l] = mix(lane[l], words[l]);
   }
-  for (; i < bytes; ++i) lane[0] = (lane[0] ^ static_cast<unsigned char>(data[i])) * kPrime;
-  return lane[0] ^ (lane[1] << 1) ^ (lane[2] << 2) ^ (lane[3] << 3);
+  for (; i < bytes; ++i) lane[0] = mix(lane[0], static_cast<unsigned char>(data[i]));
+  return mix(mix(mix(lane[0], lane[1]), lane[2]), lane[3]);
 }
 
 const char* bytes_of(const Tensor& x) { return static_cast<const char*>(x.const_data_ptr()); }
 
+// A flat tensor's bytes as 64-bit integers, if they divide.
+std::optional<Tensor> as_words(const Tensor& flat) {
+  const auto per_word = 8 / static_cast<int64_t>(flat.element_size());
+  if (per_word == 0 || flat.scalar_type() == at::kBool || flat.numel() % per_word != 0 ||
+      flat.storage_offset() % per_word != 0) {
+    return std::nullopt;
+  }
+  return flat.view(at::kLong);
+}
+
+// The sum of the bits as integers, left on the device; a sum over bytes is several times slower
+// than one over words.
+Tensor device_sum(const Tensor& x) {
+  const Tensor flat = x.view({-1});
+  return as_words(flat).value_or(flat.view(at::kByte)).sum(at::kLong);
+}
+
+// Nobody but one holder can reach the memory: nothing can change it.
+bool is_exclusive(const Tensor& x) { return x.use_count() == 1 && x.storage().use_count() == 1; }
+
 bool is_plain(const Tensor& x) { return x.is_cpu() && x.is_contiguous(); }
 
+// All bits set: NaN in every floating type, -1 in integers. Words of 8 bytes, where they fit, fill
+// faster than small elements.
 void poison(const Tensor& x) {
   if (x.numel() == 0 || x.is_meta()) return;
-  if (at::isFloatingType(x.scalar_type()) || at::isComplexType(x.scalar_type())) {
+  const Tensor flat = x.view({-1});
+  if (const auto words = as_words(flat)) {
+    words->fill_(-1);
+  } else if (at::isFloatingType(x.scalar_type())) {
     x.fill_(std::numeric_limits<double>::quiet_NaN());
   } else if (x.scalar_type() != at::kBool) {
-    x.fill_(std::numeric_limits<int8_t>::max());
+    x.fill_(-1);
   }
 }
 
@@ -50,8 +78,10 @@ void copy_elements(const Tensor& to, int64_t to_at, const Tensor& from, int64_t 
   if (count == 0 || to.is_meta()) return;
   if (is_plain(to) && is_plain(from)) {
     const auto size = to.element_size();
-    std::memcpy(static_cast<char*>(to.mutable_data_ptr()) + to_at * size,
-                bytes_of(from) + from_at * size, static_cast<size_t>(count * size));
+    char* target = static_cast<char*>(to.mutable_data_ptr()) + to_at * size;
+    const char* origin = bytes_of(from) + from_at * size;
+    if (target == origin) return;  // gathered in place; others may be reading it
+    std::memcpy(target, origin, static_cast<size_t>(count * size));
   } else {
     to.view({-1}).narrow(0, to_at, count).copy_(from.view({-1}).narrow(0, from_at, count));
   }
@@ -102,14 +132,16 @@ std::vector<int64_t> offsets(const std::vector<int64_t>& counts) {
 
 void TensorPart::begin() {
   if (!options_.checks) return;
-  const bool in_place = input_.defined() && output_.defined() && input_.is_same(output_);
+  const at::NoGradGuard no_grad;  // parameters are communicated as they are
+  const bool in_place = input_.defined() && output_.defined() && input_.is_alias_of(output_);
   // In place, the poison would destroy what the others have yet to read.
   if (in_place) input_ = input_.clone();
   if (input_.defined() && !in_place && input_.numel() > 0) {
     if (is_plain(input_)) {
       checksum_ = hash_bytes(bytes_of(input_), input_.nbytes());
     } else if (input_.is_cuda()) {
-      device_checksum_ = input_.view({-1}).view(at::kByte).sum(at::kLong);
+      device_checksum_ = device_sum(input_);
+      version_ = input_._version();
     }
   }
   if (output_.defined()) poison(output_);
@@ -122,18 +154,20 @@ void TensorPart::deliver(const Members& members, SharedResult& shared) {
 }
 
 bool TensorPart::inputs_intact() {
+  const at::NoGradGuard no_grad;
   if (checksum_) return *checksum_ == hash_bytes(bytes_of(input_), input_.nbytes());
-  if (device_checksum_.defined() && options_.deferred) {
-    const Tensor now = input_.view({-1}).view(at::kByte).sum(at::kLong);
-    options_.deferred->push_back({device_checksum_, now, options_.what});
+  // Changes through LibTorch raise the version; what went around it shows in the bits. A buffer
+  // that nobody else holds needs no second look.
+  if (version_ && *version_ != input_._version()) return false;
+  if (device_checksum_.defined() && options_.deferred && !is_exclusive(input_)) {
+    options_.deferred->push_back({device_checksum_, device_sum(input_), options_.what});
   }
   return true;
 }
 
 void TensorPart::detach_inputs() {
   if (!input_.defined() || input_.numel() == 0) return;
-  // Nobody but this part can reach the memory: nothing can change it.
-  if (input_.use_count() == 1 && input_.storage().use_count() == 1) return;
+  if (is_exclusive(input_)) return;
   const at::NoGradGuard no_grad;
   input_ = input_.clone();
 }
@@ -192,7 +226,8 @@ class AllToAll final : public TensorPart {
       const int64_t expected = received_at_[i + 1] - received_at_[i];
       const int64_t count = std::min(from.sent_at_[me_ + 1] - begin, expected);
       if (output().is_cuda() && count == expected) {
-        segments.push_back(from.input().view({-1}).narrow(0, begin, count));
+        const Tensor& x = from.input();
+        segments.push_back((x.dim() == 1 ? x : x.view({-1})).narrow(0, begin, count));
       } else {
         copy_elements(output(), received_at_[i], from.input(), begin, count);
       }

@@ -56,6 +56,7 @@ class TensorPart : public Part {
   PartOptions options_;
   std::optional<uint64_t> checksum_;
   at::Tensor device_checksum_;
+  std::optional<int64_t> version_;
 };
 
 enum class ReduceOperation { kSum, kAverage, kMax, kMin, kProduct };

@@ -5,8 +5,11 @@
 #include <c10/core/AutogradState.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <algorithm>
 #include <condition_variable>
+#include <iterator>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "sim/sim_backend.h"
@@ -17,11 +20,12 @@ class World::Impl {
  public:
   Impl(World& world, int ranks, WorldOptions options)
       : options_(std::move(options)),
-        scheduler_(ranks, slots(options_), options_.schedule_seed),
+        scheduler_(ranks, slots(options_), options_.schedule_seed, spins(ranks, options_)),
         rendezvous_(scheduler_),
         ledger_(ranks),
         states_(static_cast<size_t>(ranks)) {
     set_faults(options_.faults);
+    at::get_num_threads();  // the caller keeps its number, whatever the ranks' threads set
     for (int r = 0; r < ranks; ++r) {
       threads_.emplace_back([this, &world, r] { serve(world, r); });
     }
@@ -51,8 +55,29 @@ class World::Impl {
       std::unique_lock lock(mutex_);
       done_.wait(lock, [this] { return busy_ == 0; });
     }
+    for (RankState& state : states_) {
+      std::move(state.deferred.begin(), state.deferred.end(), std::back_inserter(deferred_));
+      state.deferred.clear();
+    }
     rendezvous_.finish_run();
-    check_deferred();
+    if (options_.check_races_every_run) check_races();
+  }
+
+  // All at once: one synchronisation for the whole run.
+  void check_races() {
+    if (deferred_.empty()) return;
+    const std::vector<DeferredCheck> checks = std::exchange(deferred_, {});
+    std::vector<at::Tensor> before, after;
+    for (const DeferredCheck& check : checks) {
+      before.push_back(check.before);
+      after.push_back(check.after);
+    }
+    const at::Tensor changed = at::stack(before).ne(at::stack(after)).cpu();
+    for (size_t i = 0; i < checks.size(); ++i) {
+      if (!changed[static_cast<int64_t>(i)].item<bool>()) continue;
+      throw CollectiveError(ViolationKind::kRace, ErrorKind::kViolation,
+                            "race: the input was overwritten before the wait: " + checks[i].what);
+    }
   }
 
   const WorldOptions& options() const { return options_; }
@@ -64,7 +89,13 @@ class World::Impl {
  private:
   static int slots(const WorldOptions& options) {
     if (options.cores > 0) return options.cores;
-    return options.device.is_cuda() ? 1 : static_cast<int>(std::thread::hardware_concurrency());
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());  // 0: unknown
+    return options.device.is_cuda() ? 1 : std::max(cores, 1);
+  }
+
+  static bool spins(int ranks, const WorldOptions& options) {
+    return options.device.is_cuda() &&
+           static_cast<int>(std::thread::hardware_concurrency()) > ranks;
   }
 
   void prepare() {
@@ -86,18 +117,10 @@ class World::Impl {
     }
   }
 
-  // Race checks on a device are compared here: one synchronisation for the whole run.
-  void check_deferred() {
-    for (const RankState& state : states_) {
-      for (const DeferredCheck& check : state.deferred) {
-        if (check.before.equal(check.after)) continue;
-        throw CollectiveError(ViolationKind::kRace, ErrorKind::kViolation,
-                              "race: the input was overwritten before the wait: " + check.what);
-      }
-    }
-  }
-
   void serve(World& world, int rank) {
+    // A thread's first parallel operation would set the process's number of threads again, over
+    // what is set before it; asking for the number counts as one.
+    at::get_num_threads();
     at::set_num_threads(1);
     c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
     uint64_t seen = 0;
@@ -133,6 +156,8 @@ class World::Impl {
       rendezvous_.rank_threw(rank, Error(ErrorKind::kInternal, error.what_without_backtrace()));
     } catch (const std::exception& error) {
       rendezvous_.rank_threw(rank, Error(ErrorKind::kInternal, error.what()));
+    } catch (...) {
+      rendezvous_.rank_threw(rank, Error(ErrorKind::kInternal, "an exception of unknown type"));
     }
   }
 
@@ -141,6 +166,7 @@ class World::Impl {
   Rendezvous rendezvous_;
   MemoryLedger ledger_;
   std::vector<RankState> states_;
+  std::vector<DeferredCheck> deferred_;
 
   std::mutex mutex_;
   std::condition_variable start_, done_;
@@ -172,6 +198,7 @@ int World::size() const { return impl_->size(); }
 const WorldOptions& World::options() const { return impl_->options(); }
 void World::set_faults(FaultPlan faults) { impl_->set_faults(std::move(faults)); }
 void World::run(const std::function<void(RankContext&)>& fn) { impl_->run(fn); }
+void World::check_races() { impl_->check_races(); }
 const std::vector<CollectiveCall>& World::calls(int rank) const {
   return impl_->rendezvous().calls(rank);
 }

@@ -38,6 +38,10 @@ struct WorldOptions {
   uint64_t schedule_seed = 0;
   // Poison outputs until the wait, checksum inputs in flight. Off: for timing only.
   bool delivery_checks = true;
+  // On a device, what was in flight is compared at the end of every run, which waits for the
+  // device. Off: it adds up until World::check_races() is called, so that runs follow one another
+  // without a gap (training loops, timing).
+  bool check_races_every_run = true;
   bool track_memory = false;
   ReduceOrder reduce_order = ReduceOrder::kRank;
   FaultPlan faults;
@@ -76,6 +80,10 @@ class World {
   // (kViolation) for whatever the collectives violate; if a rank throws, CollectiveError
   // kRankFailed with the category of its error.
   void run(const std::function<void(RankContext&)>& fn);
+
+  // Throws CollectiveError (kRace) for buffers on a device that were overwritten in flight since
+  // the last check. Waits for the device.
+  void check_races();
 
   // Of the last run.
   const std::vector<CollectiveCall>& calls(int rank) const;

@@ -16,12 +16,17 @@ namespace {
 // Budgets). The 16-bit output is the sharpest: correct rings err 1.2 to 1.43 times their reference
 // where N >= 2000, a merge in 16-bit arithmetic 1.69 times and more. The log-sum-exp of a 16-bit
 // attention is off by up to 6e-5 a block on a CPU: the fused kernel's fast exponential.
+// In fp64 and fp32 c also covers the merge's weights exp(lse - lse'), which are off by u * |lse|:
+// goldens with logits up to 80 on 16 ring ranks reach 1.5 times what k = 2, c = 4 would allow.
+// Ceilings: over 3,000 random cases, the suite and the goldens the CPU's non-SP runs err at most 5
+// in these units (21 for logits up to 80) in fp64 and fp32, 0.55 in 16 bits, 900 in the log-sum-exp
+// of the latter.
 constexpr Budget kTable[5][3] = {
-    /* output */ {{2.0, 4.0}, {2.0, 4.0}, {1.4, 0.02}},
-    /* lse    */ {{2.0, 4.0}, {2.0, 4.0}, {2.0, 1200.0}},
-    /* q:grad */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.2}},
-    /* k:grad */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.2}},
-    /* v:grad */ {{2.0, 4.0}, {2.0, 4.0}, {1.45, 0.2}},
+    /* output */ {{3.0, 16.0, 1e3}, {3.0, 16.0, 1e3}, {1.4, 0.02, 8.0}},
+    /* lse    */ {{3.0, 16.0, 1e3}, {3.0, 16.0, 1e3}, {2.0, 1200.0, 1e4}},
+    /* q:grad */ {{3.0, 16.0, 1e3}, {3.0, 16.0, 1e3}, {1.45, 0.2, 8.0}},
+    /* k:grad */ {{3.0, 16.0, 1e3}, {3.0, 16.0, 1e3}, {1.45, 0.2, 8.0}},
+    /* v:grad */ {{3.0, 16.0, 1e3}, {3.0, 16.0, 1e3}, {1.45, 0.2, 8.0}},
 };
 
 std::vector<double> values(const at::Tensor& x) {
@@ -94,7 +99,8 @@ Judgement judge(const Judged& t) {
   result.dtype = dtype_name(t.dtype);
   result.error = sp.relative_l2;
   result.reference_error = ref.relative_l2;
-  result.limit = budget.k * (1 + 4 / std::sqrt(n)) * ref.relative_l2 + floor;
+  result.limit = std::min(budget.k * (1 + 4 / std::sqrt(n)) * ref.relative_l2 + floor,
+                          budget.ceiling * u * scale);
   result.ratio = sp.ratio;
   result.ratio_limit = budget.k * std::abs(ref.ratio_excess) + 0.1 * ref.relative_l2 +
                        5 / std::sqrt(n) * result.limit + floor;
@@ -104,7 +110,8 @@ Judgement judge(const Judged& t) {
   const int64_t broken_zeros = count_broken_zeros(got, t.magnitude);
   const bool holds = sp.finite && sp.relative_l2 <= result.limit &&
                      std::abs(sp.ratio_excess) <= result.ratio_limit && broken_zeros == 0;
-  result.status = holds ? Status::kPass : Status::kFail;
+  // An infinite error of the non-SP run would allow any ratio.
+  result.status = !ref.finite ? Status::kError : holds ? Status::kPass : Status::kFail;
   return {result, broken_zeros};
 }
 

@@ -1,14 +1,16 @@
 // How much a result of sequence parallelism may err.
 //
 // With e(x) = |x - oracle| / |oracle| (relative L2 against fp64) and N elements, a result passes if
-//   e(SP) <= limit,  limit = k * (1 + 4/sqrt(N)) * e(non-SP) + floor
+//   e(SP) <= limit,  limit = min(k * (1 + 4/sqrt(N)) * e(non-SP) + floor, ceiling)
 //   |ratio(SP) - 1| <= k * |ratio(non-SP) - 1| + 0.1 * e(non-SP) + 5/sqrt(N) * limit + floor
-//   floor = (c + 1/sqrt(N)) * u * |magnitude| / |oracle|
+//   floor = (c + 1/sqrt(N)) * u * |magnitude| / |oracle|,  ceiling = C * u * |magnitude| / |oracle|
 // where ratio is the best-fit scale against the oracle (fused kernels with a fast exponential have
 // a small bias of their own), u the unit round-off of the dtype and `magnitude` the same formulas
 // on absolute values: a sum's rounding errors scale with its summands. Where the magnitude is zero
 // (masked keys, queries that see no key) the result must be exactly zero. k and c come from a table
-// per tensor role and dtype, calibrated on correct runs (docs/design.md, Budgets).
+// per tensor role and dtype, calibrated on correct runs (docs/design.md, Budgets). C is at least
+// ten times what correct runs err: it holds to the oracle what both runs share and could both have
+// wrong, the local attention. A non-SP result that is not finite makes the tensor an error.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -26,6 +28,7 @@ enum class TensorRole { kOutput, kLse, kGradQ, kGradK, kGradV };
 struct Budget {
   double k;
   double c;
+  double ceiling;  // C
 };
 Budget budget_of(TensorRole role, c10::ScalarType dtype);
 

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <atomic>
+#include <filesystem>
 #include <mutex>
 #include <thread>
 
@@ -22,8 +23,11 @@ sim::WorldOptions world_options(const RunOptions& options, int lanes) {
   return world;
 }
 
-std::string replay_command(const AttentionCase& c, const RunOptions& options) {
+std::string replay_command(const AttentionCase& c, const AttentionGolden* golden,
+                           const RunOptions& options) {
   std::string command = fmt::format("./shardproof verify --case '{}'", c.id());
+  if (golden)
+    command += fmt::format(" --golden '{}'", std::filesystem::proximate(golden->folder).string());
   if (options.device.is_cuda()) command += " --device cuda";
   return command;
 }
@@ -45,7 +49,7 @@ void shrink_failure(const AttentionCase& c, CaseResult& result, const AttentionS
     const CaseResult r = check_attention(smaller, subject, worlds);
     return r.status == Status::kFail && r.first_wrong == result.first_wrong;
   };
-  result.replay = replay_command(shrink(c, fails), options);
+  result.replay = replay_command(shrink(c, fails), nullptr, options);
 }
 
 }  // namespace
@@ -65,8 +69,9 @@ std::vector<CaseResult> run_cases(const std::vector<AttentionCase>& cases,
     at::set_num_threads(1);
     WorldPool worlds(world_options(options, lanes));
     for (size_t i = next++; i < cases.size(); i = next++) {
-      results[i] = check_attention(cases[i], subject, worlds, golden_of(cases[i], goldens));
-      results[i].replay = replay_command(cases[i], options);
+      const AttentionGolden* golden = golden_of(cases[i], goldens);
+      results[i] = check_attention(cases[i], subject, worlds, golden);
+      results[i].replay = replay_command(cases[i], golden, options);
       ++done;
       if (options.progress) {
         const std::lock_guard lock(reporting);

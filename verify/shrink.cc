@@ -21,6 +21,8 @@ const std::vector<Step>& steps() {
       [](AttentionCase& c) { c.head_split = plan::HeadSplit::kEven; },
       [](AttentionCase& c) { c.mesh.ring /= 2; },
       [](AttentionCase& c) { c.mesh.ulysses /= 2; },
+      [](AttentionCase& c) { c.mesh.ring -= 1; },
+      [](AttentionCase& c) { c.mesh.ulysses -= 1; },
       [](AttentionCase& c) { c.image /= 2; },
       [](AttentionCase& c) { c.text /= 2; },
       [](AttentionCase& c) { c.heads /= 2, c.kv_heads = (c.kv_heads + 1) / 2; },

@@ -129,6 +129,11 @@ std::shared_ptr<Ticket> Rendezvous::post(int rank, int64_t group_id, CollectiveC
   Scheduler::Lock lock(scheduler_.mutex());
   throw_if_ended();
   Group& group = groups_.at(static_cast<size_t>(group_id));
+  const bool point_to_point = call.kind == CallKind::kSend || call.kind == CallKind::kRecv;
+  if (point_to_point && (call.peer < 0 || call.peer >= static_cast<int>(group.ranks.size()))) {
+    bad_input("{} in group '{}', tag '{}', rank {}: no member {}; expected one of 0..{}",
+              to_string(call.kind), group.name, call.tag, rank, call.peer, group.ranks.size() - 1);
+  }
   const int member = static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), rank) -
                                       group.ranks.begin());
   call.group = group.name;
@@ -173,10 +178,7 @@ void Rendezvous::wait(int rank, Ticket& ticket) {
   bool last = false;
   {
     Scheduler::Lock lock(scheduler_.mutex());
-    ticket.waited = true;
-    std::erase_if(log.open, [&](const auto& t) { return t.get() == &ticket; });
-    call.delivered[me] = true;
-    last = ++call.deliveries == static_cast<int>(call.ranks.size());
+    last = close_ticket(rank, ticket);
     if (!intact) {
       const CollectiveCall& mine = *call.posted[me];
       end_run(ViolationKind::kRace, ErrorKind::kViolation,
@@ -186,11 +188,36 @@ void Rendezvous::wait(int rank, Ticket& ticket) {
       throw_if_ended();
     }
   }
+  let_go(call, me, last);
+}
+
+void Rendezvous::abandon(int rank, Ticket& ticket) {
+  if (ticket.waited) return;
+  bool last = false;
+  {
+    Scheduler::Lock lock(scheduler_.mutex());
+    throw_if_ended();
+    last = close_ticket(rank, ticket);
+  }
+  let_go(*ticket.call, static_cast<size_t>(ticket.member), last);
+}
+
+// True for the last member.
+bool Rendezvous::close_ticket(int rank, Ticket& ticket) {
+  CallState& call = *ticket.call;
+  ticket.waited = true;
+  std::erase_if(logs_[static_cast<size_t>(rank)].open,
+                [&](const auto& t) { return t.get() == &ticket; });
+  call.delivered[static_cast<size_t>(ticket.member)] = true;
+  return ++call.deliveries == static_cast<int>(call.ranks.size());
+}
+
+void Rendezvous::let_go(CallState& call, size_t member, bool last) {
   std::unique_lock exclusive(call.reading);
   if (last) {
     call.parts.clear();  // nobody reads any more: give the buffers back
   } else if (!call.parts.empty()) {
-    part->detach_inputs();
+    call.parts[member]->detach_inputs();
   }
 }
 
@@ -276,14 +303,16 @@ std::string Rendezvous::rank_table() const {
     const RankLog& log = logs_[r];
     const auto state = scheduler_.state(static_cast<int>(r));
     std::string name = state == Scheduler::State::kFinished ? "returned" : "running";
-    if (state == Scheduler::State::kExpected) name = "not begun";
     if (log.waiting_in) name = "waiting";
     if (!log.failure.empty()) name = "failed";
     table += fmt::format("\n  {:<5} {:<9}", r, name);
     if (log.waiting_in) {
       const CollectiveCall& call = *log.waiting_in->posted[static_cast<size_t>(log.waiting_member)];
-      table += fmt::format(" {:<12} {:>5}  {:<32} {}; missing: rank {}", call.group, call.number,
-                           call.tag, call.describe(), missing_members(*log.waiting_in));
+      table += fmt::format(" {:<12} {:>5}  {:<32} {}", call.group, call.number, call.tag,
+                           call.describe());
+      // Nobody is, where all have come and do not fit, or have come and the rank is about to go on.
+      const std::string missing = missing_members(*log.waiting_in);
+      if (!missing.empty()) table += "; missing: rank " + missing;
     } else if (!log.calls.empty()) {
       const CollectiveCall& call = log.calls.back();
       table += fmt::format(" {:<12} {:>5}  {:<32} {} (its last call)", call.group, call.number,

@@ -82,11 +82,16 @@ class Rendezvous {
   int64_t join_group(int rank, const std::string& name, const std::vector<int>& ranks);
 
   // Never blocks. Fills in `call.group` and `call.number`. Throws CollectiveError on a mismatch.
+  // Errors (kBadInput): a send or receive whose peer is no member.
   std::shared_ptr<Ticket> post(int rank, int64_t group, CollectiveCall call,
                                std::shared_ptr<Part> part);
 
   // Blocks until all members have posted, then delivers to `rank`. A second wait does nothing.
   void wait(int rank, Ticket& ticket);
+
+  // In place of wait(): nothing is delivered to `rank`, and its buffers are its own again. The
+  // other members get what was posted. (A planted fault: the wait that a program forgot.)
+  void abandon(int rank, Ticket& ticket);
 
   // Calls between begin_step and end_step are issued together (a ring's send and receive): no
   // order among them.
@@ -123,6 +128,8 @@ class Rendezvous {
   std::shared_ptr<CallState> find_call(Group& group, int64_t group_id, int member,
                                        CollectiveCall& call, int& slot);
   void check_fit(const CallState& state, int slot);
+  bool close_ticket(int rank, Ticket& ticket);
+  void let_go(CallState& call, size_t member, bool last);
   void log_call(int rank, const std::shared_ptr<CallState>& state, const CollectiveCall& call);
   void throw_if_ended();
   void end_run(ViolationKind violation, ErrorKind kind, const std::string& sentence);

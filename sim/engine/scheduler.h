@@ -19,7 +19,7 @@ class Scheduler {
   using Lock = std::unique_lock<std::mutex>;
 
   enum class State {
-    kExpected,  // will enter: may still act
+    kExpected,  // will enter
     kReady,     // could run, has no slot
     kRunning,
     kBlocked,
@@ -27,7 +27,10 @@ class Scheduler {
   };
 
   // `slots`: ranks that run at the same time. `schedule_seed` 0: lowest ready rank first.
-  Scheduler(int ranks, int slots, uint64_t schedule_seed);
+  // `spin`: a rank that waits for its slot keeps its core busy for a moment before it sleeps.
+  // Waking a sleeping core takes longer than a rank's turn between two collectives on a GPU; only
+  // sensible where there is a core for every rank.
+  Scheduler(int ranks, int slots, uint64_t schedule_seed, bool spin = false);
 
   int ranks() const { return static_cast<int>(states_.size()); }
   // Guards all states; the rendezvous shares it, so that matching and blocking are one step.
@@ -39,7 +42,9 @@ class Scheduler {
   void start_run();  // every rank is expected again; call while no rank is inside
 
   // Calls of a rank's own thread.
-  void enter(int rank);  // returns once the rank has a slot
+  // Returns once the rank has a slot. None is given away before all ranks have entered: else the
+  // operating system, not the seed, would say who runs first.
+  void enter(int rank);
   void leave(int rank);
   void yield(int rank);              // lets another ready rank run, if there is one
   void maybe_yield(int rank);        // with a seed: yields at random, else does nothing
@@ -62,7 +67,9 @@ class Scheduler {
   std::vector<int> ready_;
   std::vector<std::unique_ptr<std::binary_semaphore>> go_;
   int slots_;
+  bool spin_;
   int running_ = 0;
+  int expected_ = 0;  // ranks that have still to enter
   uint64_t seed_;
   std::mt19937_64 random_;
 };

@@ -62,6 +62,9 @@ class MathAttention final : public LocalAttention {
   AttentionGradients backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                               const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                               const at::Tensor& key_mask, double scale) const override {
+    if (q.numel() == 0 || k.numel() == 0) {
+      return {at::zeros_like(q), at::zeros_like(k), at::zeros_like(v)};
+    }
     const int64_t repeat = q.size(2) / std::max<int64_t>(1, k.size(2));
     const at::Tensor qm = to_math(q, 1), km = to_math(k, repeat), vm = to_math(v, repeat);
     const at::Tensor dom = to_math(dout, 1);
@@ -80,12 +83,14 @@ class MathAttention final : public LocalAttention {
   }
 };
 
+bool is_low_precision(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
 std::string backends_that(bool masked, at::ScalarType dtype, const char* device) {
   std::string names;
   for (const LocalBackendInfo& info : local_backends()) {
     const bool dtype_ok = dtype == at::kDouble  ? info.fp64
                           : dtype == at::kFloat ? info.fp32
-                                                : info.low_precision;
+                                                : is_low_precision(dtype) && info.low_precision;
     if (!dtype_ok || (masked && !info.takes_mask)) continue;
     if (info.device != "any" && info.device != device) continue;
     names += (names.empty() ? "" : ", ") + std::string(info.name);
@@ -109,9 +114,12 @@ const std::vector<LocalBackendInfo>& local_backends() {
 std::shared_ptr<const LocalAttention> make_local_attention(std::string_view name, at::Device device,
                                                            at::ScalarType dtype, bool masked) {
   const char* device_name = device.is_cuda() ? "cuda" : "cpu";
+  if (backends_that(false, dtype, device_name).empty()) {
+    bad_input("no attention backend computes in {}; expected Double, Float, BFloat16 or Half",
+              c10::toString(dtype));
+  }
   if (name == "auto") {
-    const bool low = dtype == at::kBFloat16 || dtype == at::kHalf;
-    name = !device.is_cuda() ? "cpu_flash" : low ? "cudnn" : "math";
+    name = !device.is_cuda() ? "cpu_flash" : is_low_precision(dtype) ? "cudnn" : "math";
   }
   for (const LocalBackendInfo& info : local_backends()) {
     if (info.name != name) continue;

@@ -86,19 +86,29 @@ void SequenceParallelAttention::Impl::check(const std::vector<StreamQkv>& stream
   if (streams.size() != plan_.streams.size()) {
     bad_input("attention got {} streams; the plan has {}", streams.size(), plan_.streams.size());
   }
-  const Tensor& first = streams[0].q;
+  const auto describe = [](const Tensor& x) {
+    if (!x.defined()) return std::string("an undefined tensor");
+    return fmt::format("{} {} on {}", c10::toString(x.scalar_type()), c10::str(x.sizes()),
+                       x.device().str());
+  };
+  const auto rows_of = [&](size_t s) {
+    return plan_.streams[s].local_rows[static_cast<size_t>(sp_rank_)];
+  };
+  const Tensor& first = streams[0].q;  // all others must be like it
+  if (!first.defined() || first.dim() != 4) {
+    bad_input("attention stream '{}', q on SP rank {}: expected a tensor [B, {}, {}, D], got {}",
+              plan_.streams[0].name, sp_rank_, rows_of(0), plan_.q_heads, describe(first));
+  }
   for (size_t s = 0; s < streams.size(); ++s) {
-    const int64_t n = plan_.streams[s].local_rows[static_cast<size_t>(sp_rank_)];
     const auto expect = [&](const Tensor& x, const char* name, int64_t heads) {
-      const std::vector<int64_t> shape = {first.size(0), n, heads, first.size(-1)};
-      if (x.dim() == 4 && x.sizes() == shape && x.scalar_type() == first.scalar_type() &&
+      const std::vector<int64_t> shape = {first.size(0), rows_of(s), heads, first.size(3)};
+      if (x.defined() && x.sizes() == shape && x.scalar_type() == first.scalar_type() &&
           x.device() == first.device()) {
         return;
       }
-      bad_input("attention stream '{}', {} on SP rank {}: expected {} {} on {}, got {} {} on {}",
+      bad_input("attention stream '{}', {} on SP rank {}: expected {} {} on {}, got {}",
                 plan_.streams[s].name, name, sp_rank_, c10::toString(first.scalar_type()),
-                c10::str(at::IntArrayRef(shape)), first.device().str(),
-                c10::toString(x.scalar_type()), c10::str(x.sizes()), x.device().str());
+                c10::str(at::IntArrayRef(shape)), first.device().str(), describe(x));
     };
     expect(streams[s].q, "q", plan_.q_heads);
     expect(streams[s].k, "k", plan_.kv_heads);
@@ -106,9 +116,10 @@ void SequenceParallelAttention::Impl::check(const std::vector<StreamQkv>& stream
   }
   if (!key_mask.defined()) return;
   const std::vector<int64_t> shape = {first.size(0), plan_.joint_tokens()};
-  if (key_mask.scalar_type() != at::kBool || key_mask.sizes() != shape) {
-    bad_input("attention key mask: expected Bool {}, got {} {}", c10::str(at::IntArrayRef(shape)),
-              c10::toString(key_mask.scalar_type()), c10::str(key_mask.sizes()));
+  if (key_mask.scalar_type() != at::kBool || key_mask.sizes() != shape ||
+      key_mask.device() != first.device()) {
+    bad_input("attention key mask on SP rank {}: expected Bool {} on {}, got {}", sp_rank_,
+              c10::str(at::IntArrayRef(shape)), first.device().str(), describe(key_mask));
   }
 }
 
@@ -194,7 +205,11 @@ SequenceParallelOutput SequenceParallelAttention::Impl::forward(
   }
   int64_t at = 0;
   for (size_t s = 0; s < streams.size(); ++s) {
-    const Tensor rows_of_stream = own.narrow(1, at, rows(s).size());
+    // Outputs that are views, be it of one another, could not be changed in place: autograd refuses
+    // that for what a custom function returns.
+    const Tensor rows_of_stream =
+        streams.size() == 1 ? own
+                            : own.narrow(1, at, rows(s).size()).clone(at::MemoryFormat::Contiguous);
     at += rows(s).size();
     result.streams.push_back(replicated(s) && plan_.sp() > 1 ? gather_stream(rows_of_stream, s)
                                                              : put_back(rows_of_stream, s));
@@ -216,12 +231,15 @@ std::vector<StreamQkv> SequenceParallelAttention::Impl::backward(const std::vect
     const CollectiveScope scope("out.head_to_seq");
     dout = ulysses_.seq_to_head(query_route(plan_), {own})[0];
   }
-  const AttentionGradients g = ring(state.block_masks, scale)
-                                   .backward(dout, state.q, state.k, state.v, state.out, state.lse);
+  AttentionGradients g = ring(state.block_masks, scale)
+                             .backward(dout, state.q, state.k, state.v, state.out, state.lse);
   std::vector<Tensor> parts;
   {
     const CollectiveScope scope("qkv.seq_to_head");
-    parts = ulysses_.head_to_seq(qkv_route(plan_), {g.dq, g.dk, g.dv});
+    // Moved, so that nobody else holds what is on its way.
+    std::vector<Tensor> moved;
+    for (Tensor* x : {&g.dq, &g.dk, &g.dv}) moved.push_back(std::move(*x));
+    parts = ulysses_.head_to_seq(qkv_route(plan_), std::move(moved));
   }
   std::vector<StreamQkv> grads;
   int64_t at = 0;

@@ -27,7 +27,9 @@ struct StreamQkv {
 };
 
 struct SequenceParallelOutput {
-  std::vector<at::Tensor> streams;  // like each stream's q; pad rows are zeros
+  // Like each stream's q; pad rows are zeros. They may be changed in place, except that with one
+  // stream and ulysses = 1 the backward reads the output: then autograd reports the change.
+  std::vector<at::Tensor> streams;
   // [B, this rank's heads, rows of its ring block (rank-major)]; for checks, no gradient.
   at::Tensor lse;
 };

@@ -53,14 +53,6 @@ void copy_heads(const Tensor& to, const Tensor& x, Interval interval) {
   if (real < interval.size()) to.narrow(2, real, interval.size() - real).zero_();
 }
 
-// Parts [B,S,h,D] side by side as one dense tensor [S,B,sum of h,D].
-Tensor token_major(const std::vector<Tensor>& parts) {
-  if (parts.size() == 1) return parts[0].transpose(0, 1).contiguous();
-  std::vector<Tensor> turned;
-  for (const Tensor& part : parts) turned.push_back(part.transpose(0, 1));
-  return at::cat(turned, 2);
-}
-
 }  // namespace
 
 int64_t HeadRoute::heads_of(int ulysses_rank) const {
@@ -103,7 +95,7 @@ std::vector<Tensor> Ulysses::seq_to_head(const HeadRoute& route,
   const int members = group_.size();
   if (members == 1 && is_even(route)) {
     std::vector<Tensor> whole;
-    for (const auto& streams : parts) whole.push_back(at::cat(streams, 1));
+    for (const auto& s : parts) whole.push_back(s.size() == 1 ? s[0] : at::cat(s, 1));
     return whole;
   }
   const std::vector<int64_t> rows = rows_of_members();
@@ -162,52 +154,56 @@ std::vector<Tensor> Ulysses::seq_to_head(const HeadRoute& route,
   return result;
 }
 
-std::vector<Tensor> Ulysses::head_to_seq(const HeadRoute& route,
-                                         const std::vector<Tensor>& parts) const {
+namespace {
+
+// One part as it arrived, [mine, B, heads of member u, D] from each member u in turn, into
+// [B, mine, heads, D].
+Tensor join_heads(const Tensor& arrived, const HeadRoute::Part& part, int64_t batch, int64_t mine,
+                  int64_t dim) {
+  const auto members = static_cast<int64_t>(part.owned.size());
+  if (is_even(part)) {
+    const int64_t h = part.owned[0].size();
+    Tensor whole = at::empty({batch, mine, part.heads, dim}, arrived.options());
+    copy_wide(whole.unflatten(2, {members, h}),
+              arrived.view({members, mine, batch, h, dim}).permute({2, 1, 0, 3, 4}));
+    return whole;
+  }
+  const at::ScalarType type = accumulate_type(arrived.scalar_type());
+  Tensor whole = at::zeros({batch, mine, part.heads, dim}, arrived.options().dtype(type));
+  int64_t from = 0;
+  for (const Interval heads : part.owned) {
+    const int64_t count = mine * batch * heads.size() * dim;
+    const Tensor message = arrived.narrow(0, from, count).view({mine, batch, heads.size(), dim});
+    const int64_t real = std::clamp<int64_t>(part.heads - heads.begin, 0, heads.size());
+    if (real > 0) {
+      whole.narrow(2, heads.begin, real).add_(message.narrow(2, 0, real).transpose(0, 1).to(type));
+    }
+    from += count;
+  }
+  return whole.to(arrived.scalar_type());
+}
+
+}  // namespace
+
+std::vector<Tensor> Ulysses::head_to_seq(const HeadRoute& route, std::vector<Tensor> parts) const {
   const int members = group_.size();
   if (members == 1 && is_even(route)) return parts;
   const int64_t batch = parts[0].size(0), dim = parts[0].size(3);
   const std::vector<int64_t> rows = rows_of_members();
   const int64_t mine = rows[static_cast<size_t>(me_)];
-  std::vector<int64_t> sent, received;
-  for (int u = 0; u < members; ++u) {
-    sent.push_back(rows[static_cast<size_t>(u)] * batch * dim * route.heads_of(me_));
-    received.push_back(mine * batch * dim * route.heads_of(u));
+  std::vector<comm::Communicator::RowCounts> counts(parts.size());
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const auto& owned = route.parts[p].owned;
+    for (size_t u = 0; u < owned.size(); ++u) {
+      counts[p].send.push_back(rows[u] * batch * dim * owned[static_cast<size_t>(me_)].size());
+      counts[p].receive.push_back(mine * batch * dim * owned[u].size());
+    }
+    parts[p] = parts[p].transpose(0, 1).contiguous().view({-1});
   }
-  const Tensor arrived = group_.all_to_all(token_major(parts).view({-1}), sent, received).wait();
-
+  const std::vector<Tensor> arrived = group_.all_to_all_step(std::move(parts), counts);
   std::vector<Tensor> result;
-  if (is_even(route)) {
-    const Tensor all = arrived.view({members, mine, batch, route.heads_of(0), dim});
-    int64_t at = 0;
-    for (const HeadRoute::Part& part : route.parts) {
-      const int64_t h = part.owned[0].size();
-      Tensor whole = at::empty({batch, mine, part.heads, dim}, arrived.options());
-      copy_wide(whole.unflatten(2, {members, h}), all.narrow(3, at, h).permute({2, 1, 0, 3, 4}));
-      result.push_back(whole);
-      at += h;
-    }
-    return result;
-  }
-  for (size_t p = 0; p < route.parts.size(); ++p) {
-    const HeadRoute::Part& part = route.parts[p];
-    const at::ScalarType type = accumulate_type(arrived.scalar_type());
-    Tensor whole = at::zeros({batch, mine, part.heads, dim}, arrived.options().dtype(type));
-    int64_t from = 0;
-    for (int u = 0; u < members; ++u) {
-      int64_t before = 0;
-      for (size_t q = 0; q < p; ++q) before += route.parts[q].owned[static_cast<size_t>(u)].size();
-      const Interval heads = part.owned[static_cast<size_t>(u)];
-      const int64_t real = std::clamp<int64_t>(part.heads - heads.begin, 0, heads.size());
-      const Tensor message = arrived.narrow(0, from, received[static_cast<size_t>(u)])
-                                 .view({mine, batch, route.heads_of(u), dim});
-      if (real > 0) {
-        whole.narrow(2, heads.begin, real)
-            .add_(message.narrow(2, before, real).transpose(0, 1).to(type));
-      }
-      from += received[static_cast<size_t>(u)];
-    }
-    result.push_back(whole.to(arrived.scalar_type()));
+  for (size_t p = 0; p < arrived.size(); ++p) {
+    result.push_back(join_heads(arrived[p], route.parts[p], batch, mine, dim));
   }
   return result;
 }

@@ -40,8 +40,7 @@ class Ulysses {
   // parts[p]: [B, block rows, this rank's heads, D]. Returns per part [B, this rank's rows of all
   // streams, all heads, D]. Where several ranks hold the same head (KV heads that were replicated),
   // their values are summed, in fp32 or better.
-  std::vector<at::Tensor> head_to_seq(const HeadRoute& route,
-                                      const std::vector<at::Tensor>& parts) const;
+  std::vector<at::Tensor> head_to_seq(const HeadRoute& route, std::vector<at::Tensor> parts) const;
 
  private:
   std::vector<int64_t> rows_of_members() const;

@@ -34,7 +34,7 @@ struct CollectiveCall {
 
   // "all_to_all Float send=[8,8] receive=[8,8]"
   std::string describe() const;
-  // One JSON object on one line (rank<r>.jsonl of a capture, see docs/design.md).
+  // One JSON object on one line (rank<r>.jsonl of a capture, see docs/formats.md).
   std::string to_json_line() const;
 
   bool operator==(const CollectiveCall&) const = default;

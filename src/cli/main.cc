@@ -129,7 +129,7 @@ int run(int argc, char** argv) {
       "run computes what the non-parallel run computes.",
       "./shardproof"};
   app.require_subcommand(0, 1);
-  app.footer("The launcher adds: setup, build, test, clean (./shardproof setup --help).");
+  app.footer("The launcher adds: setup, build, test, clean.");
   cli::VerifyOptions verify;
   add_verify(app, verify);
   try {

@@ -1,6 +1,7 @@
 #include "comm/communicator.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -16,6 +17,12 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 
 int64_t sum(const std::vector<int64_t>& rows) {
   return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+}
+
+// All counts are possible and there is one for each of `members`.
+bool are_counts(const std::vector<int64_t>& rows, int members) {
+  return rows.size() == static_cast<size_t>(members) &&
+         std::all_of(rows.begin(), rows.end(), [](int64_t r) { return r >= 0; });
 }
 
 bool all_equal(const std::vector<int64_t>& rows) {
@@ -66,6 +73,10 @@ at::Tensor unpad_members(const at::Tensor& padded, const std::vector<int64_t>& r
 
 at::Tensor Pending::wait() {
   for (Work& work : works_) work->wait();
+  return take_completed();
+}
+
+at::Tensor Pending::take_completed() {
   works_.clear();
   return finish_ ? finish_(std::exchange(result_, {})) : std::move(result_);
 }
@@ -80,12 +91,16 @@ Communicator::Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::strin
 
 void Communicator::refuse(const at::Tensor& tensor, const char* call,
                           const std::string& why) const {
-  internal_error("{} in group '{}', tag '{}', rank {}: {}; the tensor is {} {}, strides {}", call,
-                 name_, current_tag(), rank_, why, c10::toString(tensor.scalar_type()),
-                 c10::str(tensor.sizes()), c10::str(tensor.strides()));
+  const std::string what = !tensor.defined()
+                               ? "undefined"
+                               : c10::str(c10::toString(tensor.scalar_type()), " ", tensor.sizes(),
+                                          ", strides ", tensor.strides());
+  internal_error("{} in group '{}', tag '{}', rank {}: {}; the tensor is {}", call, name_,
+                 current_tag(), rank_, why, what);
 }
 
 void Communicator::check(const at::Tensor& tensor, const char* call) const {
+  if (!tensor.defined()) refuse(tensor, call, "expected a tensor");
   if (!tensor.is_contiguous()) refuse(tensor, call, "expected a contiguous tensor");
   if (tensor.dim() == 0) refuse(tensor, call, "expected at least one dimension");
 }
@@ -93,30 +108,51 @@ void Communicator::check(const at::Tensor& tensor, const char* call) const {
 Pending Communicator::all_to_all(at::Tensor input, std::vector<int64_t> send_rows,
                                  std::vector<int64_t> receive_rows) const {
   check(input, "all_to_all");
-  const auto n = static_cast<size_t>(size());
-  if (send_rows.size() != n || receive_rows.size() != n || sum(send_rows) != input.size(0)) {
+  if (!are_counts(send_rows, size()) || !are_counts(receive_rows, size()) ||
+      sum(send_rows) != input.size(0)) {
     refuse(input, "all_to_all",
-           fmt::format("expected {} send and receive counts, the former adding up to the rows; "
-                       "got {} and {} counts, sum {}",
-                       n, send_rows.size(), receive_rows.size(), sum(send_rows)));
+           fmt::format("expected {} send and receive counts, none negative, the former adding up "
+                       "to the rows; got {} and {}",
+                       size(), send_rows, receive_rows));
   }
-  if (n == 1) return Pending(input);
+  if (size() == 1) return Pending(input);
   at::Tensor output = at::empty(with_rows(input, sum(receive_rows)), input.options());
   Work work = backend_->alltoall_base(output, input, receive_rows, send_rows, {});
+  input.reset();  // a parameter lives to the end of the caller's statement, the wait included
   return Pending({std::move(work)}, std::move(output));
+}
+
+std::vector<at::Tensor> Communicator::all_to_all_step(std::vector<at::Tensor> inputs,
+                                                      const std::vector<RowCounts>& rows) const {
+  const bool grouped = size() > 1 && backend_->supportsCoalescing();
+  if (grouped) backend_->startCoalescing();
+  std::vector<Pending> pending;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    pending.push_back(all_to_all(std::move(inputs[i]), rows.at(i).send, rows.at(i).receive));
+  }
+  std::vector<at::Tensor> results;
+  if (grouped) {
+    backend_->endCoalescing()->wait();
+    // The step's work stands for those of its calls, which some backends leave undefined.
+    for (Pending& p : pending) results.push_back(p.take_completed());
+  } else {
+    for (Pending& p : pending) results.push_back(p.wait());
+  }
+  return results;
 }
 
 Pending Communicator::all_gather(at::Tensor input, const std::vector<int64_t>& rows) const {
   check(input, "all_gather");
-  if (rows.size() != static_cast<size_t>(size()) ||
-      rows[static_cast<size_t>(rank_)] != input.size(0)) {
-    refuse(input, "all_gather", "row counts do not fit the group or this rank's tensor");
+  if (!are_counts(rows, size()) || rows[static_cast<size_t>(rank_)] != input.size(0)) {
+    refuse(input, "all_gather",
+           fmt::format("row counts {} do not fit the group or this rank's tensor", rows));
   }
   if (size() == 1) return Pending(std::move(input));
   const int64_t largest = *std::max_element(rows.begin(), rows.end());
   if (!all_equal(rows)) input = pad_members(input, {input.size(0)}, largest);
   at::Tensor output = at::empty(with_rows(input, largest * size()), input.options());
   Work work = backend_->_allgather_base(output, input, {});
+  input.reset();
   if (all_equal(rows)) return Pending({std::move(work)}, std::move(output));
   return Pending({std::move(work)}, std::move(output), [rows, largest](const at::Tensor& padded) {
     return unpad_members(padded, rows, largest);
@@ -126,8 +162,9 @@ Pending Communicator::all_gather(at::Tensor input, const std::vector<int64_t>& r
 Pending Communicator::reduce_scatter(at::Tensor input, const std::vector<int64_t>& rows,
                                      Reduce op) const {
   check(input, "reduce_scatter");
-  if (rows.size() != static_cast<size_t>(size()) || sum(rows) != input.size(0)) {
-    refuse(input, "reduce_scatter", "row counts do not add up to the tensor's rows");
+  if (!are_counts(rows, size()) || sum(rows) != input.size(0)) {
+    refuse(input, "reduce_scatter",
+           fmt::format("row counts {} do not fit the group or the tensor's rows", rows));
   }
   if (size() == 1) return Pending(std::move(input));
   const int64_t largest = *std::max_element(rows.begin(), rows.end());
@@ -137,6 +174,7 @@ Pending Communicator::reduce_scatter(at::Tensor input, const std::vector<int64_t
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduce_op(op);
   Work work = backend_->_reduce_scatter_base(output, input, options);
+  input.reset();
   return Pending({std::move(work)}, output.narrow(0, 0, mine));
 }
 

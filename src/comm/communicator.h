@@ -39,6 +39,9 @@ class [[nodiscard]] Pending {
   at::Tensor wait();
 
  private:
+  friend class Communicator;
+  at::Tensor take_completed();  // the result of a call whose step has been waited for
+
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   at::Tensor result_;
   std::function<at::Tensor(const at::Tensor&)> finish_;
@@ -50,6 +53,8 @@ class Communicator {
  public:
   // A group of this rank alone; its calls are identities.
   Communicator() = default;
+  Communicator(std::string name, int world_rank)
+      : name_(std::move(name)), world_ranks_({world_rank}) {}
   Communicator(c10::intrusive_ptr<c10d::Backend> backend, std::string name,
                std::vector<int> world_ranks);
 
@@ -61,6 +66,14 @@ class Communicator {
   // input [sum(send_rows), ...] -> [sum(receive_rows), ...]; row counts per member.
   Pending all_to_all(at::Tensor input, std::vector<int64_t> send_rows,
                      std::vector<int64_t> receive_rows) const;
+
+  // Several all-to-alls as one step (NCCL groups the calls): tensors that lie apart travel without
+  // being copied together first. `rows[i]` are the counts of inputs[i].
+  struct RowCounts {
+    std::vector<int64_t> send, receive;
+  };
+  std::vector<at::Tensor> all_to_all_step(std::vector<at::Tensor> inputs,
+                                          const std::vector<RowCounts>& rows) const;
 
   // input [rows[rank], ...] -> [sum(rows), ...]. Unequal rows travel padded to the largest.
   Pending all_gather(at::Tensor input, const std::vector<int64_t>& rows) const;

@@ -7,7 +7,7 @@ namespace {
 
 Communicator make_group(BackendFactory& factory, const MeshShape& shape, const char* dimension) {
   std::vector<int> ranks = group_ranks(shape, factory.rank(), dimension);
-  if (ranks.size() == 1) return Communicator();
+  if (ranks.size() == 1) return Communicator(dimension, ranks[0]);
   auto backend = factory.create(dimension, ranks);
   return Communicator(std::move(backend), dimension, std::move(ranks));
 }

@@ -1,6 +1,7 @@
 #include "comm/mesh_shape.h"
 
 #include <charconv>
+#include <set>
 
 #include "base/error.h"
 
@@ -13,10 +14,12 @@ std::string MeshShape::to_string() const {
 MeshShape MeshShape::parse(std::string_view text) {
   MeshShape shape;
   const std::string whole(text);
-  while (!text.empty()) {
+  std::set<std::string_view> given;
+  for (bool more = true; more;) {
     const size_t dot = text.find('.');
     const std::string_view part = text.substr(0, dot);
-    text = dot == std::string_view::npos ? std::string_view() : text.substr(dot + 1);
+    more = dot != std::string_view::npos;
+    if (more) text = text.substr(dot + 1);
     const size_t digits = part.find_first_of("0123456789");
     const std::string_view name = part.substr(0, digits);
     int* field = name == "dp"        ? &shape.dp
@@ -24,10 +27,16 @@ MeshShape MeshShape::parse(std::string_view text) {
                  : name == "ulysses" ? &shape.ulysses
                                      : nullptr;
     const char* end = part.data() + part.size();
-    if (!field || digits == std::string_view::npos ||
-        std::from_chars(part.data() + digits, end, *field).ptr != end) {
+    const auto read = [&] {
+      const auto [stop, error] = std::from_chars(part.data() + digits, end, *field);
+      return stop == end && error == std::errc();
+    };
+    if (!field || digits == std::string_view::npos || !read()) {
       bad_input("mesh '{}': cannot read '{}'; expected a form like dp2.ring1.ulysses4", whole,
                 part);
+    }
+    if (!given.insert(name).second) {
+      bad_input("mesh '{}': '{}' gives {} a second time", whole, part, name);
     }
   }
   shape.check();
@@ -37,6 +46,10 @@ MeshShape MeshShape::parse(std::string_view text) {
 void MeshShape::check() const {
   if (dp < 1 || ring < 1 || ulysses < 1) {
     bad_input("mesh {}: every dimension must be at least 1", to_string());
+  }
+  constexpr int kMostRanks = 1 << 24;  // world() is an int
+  if (ring > kMostRanks / dp || ulysses > kMostRanks / (dp * ring)) {
+    bad_input("mesh {}: expected at most {} ranks", to_string(), kMostRanks);
   }
 }
 

@@ -16,9 +16,10 @@ struct MeshShape {
   int sp() const { return ring * ulysses; }
   int world() const { return dp * sp(); }
   std::string to_string() const;  // "dp1.ring2.ulysses4"
-  // Accepts what to_string() prints; missing dimensions are 1. Errors: kBadInput.
+  // Accepts what to_string() prints; missing dimensions are 1. Errors (kBadInput): anything else,
+  // an empty text and a dimension that is given twice among it.
   static MeshShape parse(std::string_view text);
-  // Errors (kBadInput): a dimension below 1.
+  // Errors (kBadInput): a dimension below 1, more ranks than anybody has.
   void check() const;
 
   bool operator==(const MeshShape&) const = default;

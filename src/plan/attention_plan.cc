@@ -141,6 +141,20 @@ AttentionPlan make_attention_plan(const AttentionPlanOptions& options) {
 
 namespace {
 
+// Do all lists have the mesh's lengths? The other checks need that.
+void audit_lengths(const AttentionPlan& plan, std::vector<std::string>& problems) {
+  const auto check = [&](const std::string& what, size_t length, int expected) {
+    if (length == static_cast<size_t>(expected)) return;
+    problems.push_back(fmt::format("{} of {} ranks; expected {}", what, length, expected));
+  };
+  for (const StreamPlan& stream : plan.streams) {
+    check(fmt::format("stream '{}': shards", stream.name), stream.shards.size(), plan.sp());
+    check(fmt::format("stream '{}': local rows", stream.name), stream.local_rows.size(), plan.sp());
+  }
+  check("heads per Ulysses rank:", plan.heads.size(), plan.mesh.ulysses);
+  check("tokens per ring rank:", plan.block_tokens.size(), plan.mesh.ring);
+}
+
 void audit_stream(const StreamPlan& stream, std::vector<std::string>& problems) {
   std::vector<int> owners(static_cast<size_t>(stream.tokens), 0);
   for (size_t r = 0; r < stream.shards.size(); ++r) {
@@ -162,18 +176,36 @@ void audit_stream(const StreamPlan& stream, std::vector<std::string>& problems) 
   }
 }
 
+// Can the shard's query heads be looked up in its KV heads at all?
+bool is_possible(const HeadShard& shard, int64_t kv_heads) {
+  const auto q = shard.q.size(), kv = shard.kv.size();
+  if (shard.q.begin < 0 || q < 0 || shard.kv.begin < 0 || shard.kv.end > kv_heads) return false;
+  if (kv < 1 || (shard.kv_of_q.empty() && q % kv != 0)) return false;
+  return shard.kv_of_q.empty() ||
+         (static_cast<int64_t>(shard.kv_of_q.size()) == q &&
+          std::all_of(shard.kv_of_q.begin(), shard.kv_of_q.end(),
+                      [&](int64_t local) { return 0 <= local && local < kv; }));
+}
+
 void audit_heads(const AttentionPlan& plan, std::vector<std::string>& problems) {
   std::vector<int> owners(static_cast<size_t>(plan.q_heads), 0);
   const int64_t group = plan.q_heads / plan.kv_heads;
   for (size_t u = 0; u < plan.heads.size(); ++u) {
     const HeadShard& shard = plan.heads[u];
+    if (!is_possible(shard, plan.kv_heads)) {
+      problems.push_back(fmt::format(
+          "Ulysses rank {}: query heads [{},{}) cannot be served by KV heads [{},{}) of "
+          "{} through a list of {}",
+          u, shard.q.begin, shard.q.end, shard.kv.begin, shard.kv.end, plan.kv_heads,
+          shard.kv_of_q.size()));
+      continue;
+    }
     for (int64_t h = shard.q.begin; h < shard.q.end; ++h) {
       if (h >= plan.q_heads) continue;
       ++owners[static_cast<size_t>(h)];
       const int64_t i = h - shard.q.begin;
-      const int64_t local = shard.kv_of_q.empty()
-                                ? i / std::max<int64_t>(1, shard.q.size() / shard.kv.size())
-                                : shard.kv_of_q[static_cast<size_t>(i)];
+      const int64_t local = shard.kv_of_q.empty() ? i / (shard.q.size() / shard.kv.size())
+                                                  : shard.kv_of_q[static_cast<size_t>(i)];
       if (shard.kv.begin + local != h / group) {
         problems.push_back(
             fmt::format("Ulysses rank {}: query head {} reads KV head {}; expected "
@@ -204,6 +236,8 @@ void audit_blocks(const AttentionPlan& plan, std::vector<std::string>& problems)
 
 std::vector<std::string> audit(const AttentionPlan& plan) {
   std::vector<std::string> problems;
+  audit_lengths(plan, problems);
+  if (!problems.empty()) return problems;
   for (const StreamPlan& stream : plan.streams) audit_stream(stream, problems);
   audit_heads(plan, problems);
   audit_blocks(plan, problems);

@@ -183,7 +183,7 @@ RoomRules project_rooms() {
       {"verify/oracle", {"base"}},
       {"verify/verdict", {"base"}},
       {"verify", joined({product, simulator, {"verify/oracle", "verify/verdict"}})},
-      {"bench", joined({product, simulator})},
+      {"bench", joined({product, simulator, verifier})},
       {"cli", joined({product, simulator, verifier, {"bench"}})},
   };
   rules.torch_free = {"sim/engine", "verify/oracle", "verify/verdict"};

@@ -112,6 +112,10 @@ CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subje
   const auto start = std::chrono::steady_clock::now();
   try {
     judge_case(c, subject, worlds, golden, result);
+  } catch (const sim::CollectiveError& error) {
+    // The combination was accepted and ran without SP: a rank that refuses it is no reason to skip.
+    result.status = Status::kError;
+    result.reason = error.what();
   } catch (const Error& error) {
     result.status = error.kind() == ErrorKind::kBadInput ? Status::kSkip : Status::kError;
     result.reason = error.what();

@@ -21,8 +21,8 @@ class WorldPool {
 };
 
 // Draws the data (or takes `golden`'s). Never throws for what the subject does wrong: that is the
-// result. A combination that cannot be built (kBadInput) is a skip with its reason, any other
-// exception an error.
+// result. A combination that cannot be built (kBadInput) is a skip with its reason; any other
+// exception is an error, as is a rank that refuses what can be built.
 CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subject,
                            WorldPool& worlds, const AttentionGolden* golden = nullptr);
 

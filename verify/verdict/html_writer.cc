@@ -18,12 +18,13 @@ constexpr const char* kStyle = R"(
   --panel: #1f2226; --line: #3a3f46; --good: #4ac26b; --bad: #ff7b72; --warn: #d4a72c; } }
 body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; background: var(--page);
   color: var(--text); font: 15px/1.45 system-ui, sans-serif; }
-h1 { font-size: 1.25rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
+h1 { font-size: 1.25rem; overflow-wrap: anywhere; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 .pass { color: var(--good); } .fail { color: var(--bad); } .error, .skip { color: var(--warn); }
 table { border-collapse: collapse; font-size: 0.9rem; } .scroll { overflow-x: auto; }
 th, td { border-bottom: 1px solid var(--line); padding: 0.2rem 0.7rem; text-align: left; }
 th { color: var(--dim); font-weight: 600; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td:last-child { min-width: 20rem; overflow-wrap: anywhere; }
 details { background: var(--panel); border: 1px solid var(--line); border-radius: 6px;
   margin: 0.4rem 0; padding: 0.4rem 0.8rem; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
@@ -32,7 +33,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15rem 1rem; }
 dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
 svg { width: 100%; max-width: 46rem; height: auto; } rect.within { fill: var(--good); }
 rect.beyond { fill: var(--bad); } .axis { stroke: var(--dim); fill: none; }
-.tick { fill: var(--dim); font-size: 11px; text-anchor: middle; }
+.tick { fill: var(--dim); font-size: 9px; text-anchor: middle; }
 )";
 
 std::string cell(const std::string& text) { return "<td>" + escape_text(text) + "</td>"; }
@@ -70,8 +71,12 @@ std::string summary_table(const Summary& summary) {
   return out + "</table></div>\n";
 }
 
+// Several lines are a table of ranks, whose columns need a fixed pitch.
 std::string definition(const std::string& name, const std::string& text) {
-  return "<dt>" + escape_text(name) + "</dt><dd>" + escape_text(text) + "</dd>\n";
+  const bool table = text.find('\n') != std::string::npos;
+  const std::string shown = escape_text(text);
+  return "<dt>" + escape_text(name) + "</dt><dd>" + (table ? "<code>" + shown + "</code>" : shown) +
+         "</dd>\n";
 }
 
 std::string run_facts(const Verdict& verdict) {

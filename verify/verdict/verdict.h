@@ -61,7 +61,7 @@ struct CaseResult {
   std::vector<CheckResult> checks;
   std::string first_wrong;  // first failing tensor in program order, else empty
   std::vector<Hypothesis> hypotheses;
-  std::string replay;  // command line that runs exactly this case
+  std::string replay;  // command line that runs this case, or a smaller one that fails alike
 
   // Derives `status` and `first_wrong` from tensors and checks (skip and error stay). An erring
   // part makes an error, else a failing one a fail; parts that were all skipped make a skip. A case
