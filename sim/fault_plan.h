@@ -15,7 +15,7 @@ enum class FaultKind {
   kRound,        // the result passes through `dtype`
   kStale,        // the result of the previous call with this tag arrives again
   kEcho,         // a receive yields what this rank itself sent last
-  kSkipWait,     // the wait returns at once; the result never arrives
+  kSkipWait,     // the wait returns at once; the result never arrives (the run ends as unwaited)
   kHoldBack,     // the call is issued after the rank's next one in this group, or in its own wait
   kDelay,        // the rank lets all others run first
   kKill          // the rank throws instead of making the call

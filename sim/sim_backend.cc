@@ -33,7 +33,7 @@ class SimWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds) override {
     if (release_ && !ticket_) std::exchange(release_, {})();
     if (skip_) {
-      state_.rendezvous->abandon(state_.rank, *ticket_);
+      state_.rendezvous->abandon(*ticket_);
       return true;
     }
     state_.rendezvous->wait(state_.rank, *ticket_);

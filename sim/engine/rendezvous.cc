@@ -127,7 +127,7 @@ std::shared_ptr<Ticket> Rendezvous::post(int rank, int64_t group_id, CollectiveC
   part->begin();
   scheduler_.maybe_yield(rank);
   Scheduler::Lock lock(scheduler_.mutex());
-  throw_if_ended();
+  throw_if_ended(rank, lock);
   Group& group = groups_.at(static_cast<size_t>(group_id));
   const bool point_to_point = call.kind == CallKind::kSend || call.kind == CallKind::kRecv;
   if (point_to_point && (call.peer < 0 || call.peer >= static_cast<int>(group.ranks.size()))) {
@@ -159,55 +159,63 @@ void Rendezvous::wait(int rank, Ticket& ticket) {
   RankLog& log = logs_[static_cast<size_t>(rank)];
   {
     Scheduler::Lock lock(scheduler_.mutex());
-    throw_if_ended();
+    throw_if_ended(rank, lock);
     while (!call.complete()) {
       call.waiting.push_back(rank);
       log.waiting_in = ticket.call;
       log.waiting_member = ticket.member;
       scheduler_.block(rank, lock);
-      throw_if_ended();
+      throw_if_ended(rank, lock);
     }
     log.waiting_in.reset();
   }
   std::shared_ptr<Part> part = call.parts[me];
+  bool withdrawn = false;
   {
     std::shared_lock reading(call.reading);
-    part->deliver(call.parts, call.shared);
+    withdrawn = call.withdrawn;
+    if (!withdrawn) part->deliver(call.parts, call.shared);
+  }
+  if (withdrawn) {
+    Scheduler::Lock lock(scheduler_.mutex());
+    throw_if_ended(rank, lock);
   }
   const bool intact = part->inputs_intact();
   bool last = false;
   {
     Scheduler::Lock lock(scheduler_.mutex());
-    last = close_ticket(rank, ticket);
+    std::erase_if(log.open, [&](const auto& t) { return t.get() == &ticket; });
+    last = count_delivery(ticket);
     if (!intact) {
       const CollectiveCall& mine = *call.posted[me];
       end_run(ViolationKind::kRace, ErrorKind::kViolation,
               fmt::format("race: rank {} overwrote the input of its {} in group '{}', call {}, tag "
                           "'{}', before waiting for it",
                           rank, to_string(mine.kind), mine.group, mine.number, mine.tag));
-      throw_if_ended();
     }
   }
   let_go(call, me, last);
+  if (!intact) {
+    Scheduler::Lock lock(scheduler_.mutex());
+    throw_if_ended(rank, lock);
+  }
 }
 
-void Rendezvous::abandon(int rank, Ticket& ticket) {
+void Rendezvous::abandon(Ticket& ticket) {
   if (ticket.waited) return;
   bool last = false;
   {
     Scheduler::Lock lock(scheduler_.mutex());
     throw_if_ended();
-    last = close_ticket(rank, ticket);
+    last = count_delivery(ticket);  // it stays open: rank_returned() tells of it
   }
   let_go(*ticket.call, static_cast<size_t>(ticket.member), last);
 }
 
 // True for the last member.
-bool Rendezvous::close_ticket(int rank, Ticket& ticket) {
+bool Rendezvous::count_delivery(Ticket& ticket) {
   CallState& call = *ticket.call;
   ticket.waited = true;
-  std::erase_if(logs_[static_cast<size_t>(rank)].open,
-                [&](const auto& t) { return t.get() == &ticket; });
   call.delivered[static_cast<size_t>(ticket.member)] = true;
   return ++call.deliveries == static_cast<int>(call.ranks.size());
 }
@@ -276,6 +284,18 @@ void Rendezvous::finish_run() {
 
 const std::vector<CollectiveCall>& Rendezvous::calls(int rank) const {
   return logs_.at(static_cast<size_t>(rank)).calls;
+}
+
+void Rendezvous::throw_if_ended(int rank, Scheduler::Lock& lock) {
+  if (!ended_) return;
+  const auto open = logs_[static_cast<size_t>(rank)].open;
+  lock.unlock();
+  for (const std::shared_ptr<Ticket>& ticket : open) {
+    const std::unique_lock exclusive(ticket->call->reading);
+    ticket->call->withdrawn = true;
+  }
+  lock.lock();
+  throw_if_ended();
 }
 
 void Rendezvous::throw_if_ended() {

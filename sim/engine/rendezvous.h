@@ -59,6 +59,7 @@ struct CallState {
   int deliveries = 0;
   std::vector<int> waiting;   // ranks blocked in this call
   std::shared_mutex reading;  // shared: deliver(); exclusive: detach_inputs()
+  bool withdrawn = false;     // under `reading`: a member unwinds, what it posted may be gone
   SharedResult shared;
 
   bool complete() const { return arrived == static_cast<int>(ranks.size()); }
@@ -89,9 +90,10 @@ class Rendezvous {
   // Blocks until all members have posted, then delivers to `rank`. A second wait does nothing.
   void wait(int rank, Ticket& ticket);
 
-  // In place of wait(): nothing is delivered to `rank`, and its buffers are its own again. The
-  // other members get what was posted. (A planted fault: the wait that a program forgot.)
-  void abandon(int rank, Ticket& ticket);
+  // In place of wait(), for a wait that the program forgot (a planted fault): nothing is delivered,
+  // the buffers are the caller's again, the other members get what was posted. The call counts as
+  // one that was never waited for.
+  void abandon(Ticket& ticket);
 
   // Calls between begin_step and end_step are issued together (a ring's send and receive): no
   // order among them.
@@ -128,10 +130,12 @@ class Rendezvous {
   std::shared_ptr<CallState> find_call(Group& group, int64_t group_id, int member,
                                        CollectiveCall& call, int& slot);
   void check_fit(const CallState& state, int slot);
-  bool close_ticket(int rank, Ticket& ticket);
-  void let_go(CallState& call, size_t member, bool last);
+  static bool count_delivery(Ticket& ticket);
+  static void let_go(CallState& call, size_t member, bool last);
   void log_call(int rank, const std::shared_ptr<CallState>& state, const CollectiveCall& call);
   void throw_if_ended();
+  // The same for a rank whose buffers others may be reading: they finish first, and none begins.
+  void throw_if_ended(int rank, Scheduler::Lock& lock);
   void end_run(ViolationKind violation, ErrorKind kind, const std::string& sentence);
   std::string rank_table() const;
   std::string missing_members(const CallState& state) const;

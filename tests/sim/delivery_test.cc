@@ -166,6 +166,20 @@ TEST_CASE("a tensor may be used again as soon as its own wait is over", "[delive
   }
 }
 
+TEST_CASE("a call whose wait is over holds no buffer but its result", "[delivery]") {
+  Watchdog watchdog;
+  World world(2);
+  world.run([](RankContext& rank) {
+    const Backend backend = backend_of(rank);
+    Tensor input = at::ones({2}), output = at::zeros({4});
+    const auto work = backend->_allgather_base(output, input, {});
+    work->wait();
+    whole_world(rank).barrier();  // all have read
+    expect(input.use_count() == 1, "the input is the caller's alone");
+    expect(work->result().size() == 1 && work->result()[0].is_same(output), "the result");
+  });
+}
+
 TEST_CASE("a result is no alias of another rank's tensor", "[delivery]") {
   Watchdog watchdog;
   World world(3);

@@ -1,5 +1,5 @@
 // Each fault does what its name says, to whom it says, and no more.
-#include <numeric>
+#include <algorithm>
 
 #include "comm/tag.h"
 #include "sim/fault_plan.h"
@@ -25,13 +25,26 @@ using tests::whole_world;
 using Results = std::vector<std::vector<Tensor>>;
 using Program = std::function<std::vector<Tensor>(RankContext&)>;
 
+bool skips_a_wait(const FaultPlan& faults) {
+  return std::any_of(faults.begin(), faults.end(),
+                     [](const Fault& f) { return f.kind == FaultKind::kSkipWait; });
+}
+
 Results run_with(const FaultPlan& faults, int ranks, const Program& program) {
   Watchdog watchdog;
   WorldOptions options;
   options.faults = faults;
   World world(ranks, options);
   Results results(static_cast<size_t>(ranks));
-  world.run([&](RankContext& rank) { results[static_cast<size_t>(rank.rank())] = program(rank); });
+  try {
+    world.run(
+        [&](RankContext& rank) { results[static_cast<size_t>(rank.rank())] = program(rank); });
+  } catch (const CollectiveError& error) {
+    // A wait that is skipped is reported in the end: what it spoils is there by then.
+    if (error.violation() != ViolationKind::kUnwaited) throw;
+    REQUIRE(error.ranks_returned());
+    REQUIRE(skips_a_wait(faults));
+  }
   return results;
 }
 
@@ -163,6 +176,18 @@ TEST_CASE("a stale result is that of the call before", "[fault]") {
   const Fault second{.kind = FaultKind::kStale, .tag = "swap", .rank = 1, .occurrence = 1};
   CHECK(changed({second}, 3, three_calls) == "1.4 ");
   CHECK(same(run_with({second}, 3, three_calls)[1][4], right[1][1]));
+  // What the program does with the earlier result meanwhile does not matter.
+  const Program writes = [](RankContext& rank) -> std::vector<Tensor> {
+    const CollectiveScope scope("swap");
+    std::vector<Tensor> results;
+    for (int step = 1; step <= 2; ++step) {
+      const Tensor got = whole_world(rank).all_gather(at::full({1}, 1.0 * step), {1, 1}).wait();
+      results.push_back(got.clone());
+      got.zero_();
+    }
+    return results;
+  };
+  CHECK(same(run_with({second}, 2, writes)[1][1], at::ones({2})));
   // There is none before the first.
   const Fault first{.kind = FaultKind::kStale, .tag = "swap", .occurrence = 0};
   CHECK(changed({first}, 3, three_calls).empty());
@@ -193,7 +218,7 @@ TEST_CASE("who skipped a wait may overwrite what others have yet to read", "[fau
     options.schedule_seed = seed;
     options.faults = {{.kind = FaultKind::kSkipWait, .tag = "x", .rank = 0}};
     World world(3, options);
-    world.run([](RankContext& rank) {
+    const auto program = [](RankContext& rank) {
       const Communicator group = whole_world(rank), late = whole_world(rank, "late");
       Tensor x = at::full({3}, rank.rank() + 1.0);
       comm::Pending pending = [&] {
@@ -207,7 +232,11 @@ TEST_CASE("who skipped a wait may overwrite what others have yet to read", "[fau
       if (rank.rank() == 0) late.barrier();
       expect(rank.rank() == 0 ? all_nan(got) : same(got, at::arange(1, 4, at::kFloat)),
              "poison on rank 0, the right rows elsewhere");
-    });
+    };
+    const CollectiveError error = violation_of([&] { world.run(program); });
+    require_violation(error, ViolationKind::kUnwaited);
+    require_text(error, {"rank 0 returned without waiting for its all_to_all in group 'world', "
+                         "call 0, tag 'x'"});
   }
 }
 
@@ -229,6 +258,25 @@ TEST_CASE("a call that is held back comes after the next one of its group", "[fa
   // On all ranks alike, or with nothing behind it, no harm is done.
   CHECK(changed({{.kind = FaultKind::kHoldBack, .tag = "a"}}, 2, two_calls).empty());
   CHECK(changed({{.kind = FaultKind::kHoldBack, .tag = "b", .rank = 0}}, 2, two_calls).empty());
+}
+
+TEST_CASE("a call that is held back comes right after the next one", "[fault]") {
+  Watchdog watchdog;
+  WorldOptions options;
+  options.faults = {{.kind = FaultKind::kHoldBack, .tag = "a"}};
+  World world(2, options);
+  world.run([](RankContext& rank) {
+    const Communicator group = whole_world(rank);
+    std::vector<comm::Pending> pending;
+    for (const char* tag : {"a", "b", "c"}) {
+      const CollectiveScope scope(tag);
+      pending.push_back(group.all_reduce(at::ones({2})));
+    }
+    for (comm::Pending& p : pending) p.wait();
+  });
+  std::string tags;
+  for (const CollectiveCall& call : world.calls(0)) tags += call.tag;
+  CHECK(tags == "bac");
 }
 
 TEST_CASE("calls that are all held back are issued all the same", "[fault]") {

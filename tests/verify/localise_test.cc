@@ -96,8 +96,8 @@ TEST_CASE("localise: the rank with most of the error, all of its tokens", "[veri
 TEST_CASE("localise: a head is named if it has most of its rank's error", "[verify][localise]") {
   const Sample s;
   Tensor wrong = s.out.clone();
-  wrong[0].narrow(0, 0, 2).select(1, 2) += 1;     // head 2 of tokens 0, 1
-  wrong[0].narrow(0, 6, 4).select(1, 1) += 0.01;  // a little elsewhere on the rank
+  wrong[0].narrow(0, 0, 2).select(1, 2) += 1;    // head 2 of tokens 0, 1
+  wrong[0].narrow(0, 6, 4).select(1, 1) += 0.1;  // a little elsewhere on the rank
   check_at(s.find_out(wrong), 0, 2, 0, 2);
   wrong[0].narrow(0, 0, 2).select(1, 0) += 1;  // two heads with half of it each
   check_at(s.find_out(wrong), 0, -1, 0, 2);

@@ -18,7 +18,15 @@ void meet(std::atomic<int>& inside) {
   }
 }
 
-__attribute__((noinline)) void write_neighbours_buffer(Buffer& buffer) { buffer[0] = 1; }
+// Many times: ThreadSanitizer can miss two accesses that happen at the very same moment.
+constexpr int kTimes = 10000;
+
+__attribute__((noinline)) void write_neighbours_buffer(Buffer& buffer) {
+  double* const data = buffer.data();
+  for (int i = 0; i < kTimes; ++i) {
+    *const_cast<volatile double*>(data) = 1;
+  }
+}
 
 class Careless final : public PlainPart {
  public:
@@ -30,7 +38,8 @@ class Careless final : public PlainPart {
     if (neighbours_) {
       write_neighbours_buffer(*neighbours_);
     } else {
-      (*output_)[0] = 2;
+      double* const data = output_->data();
+      for (int i = 0; i < kTimes; ++i) *const_cast<volatile double*>(data) = 2;
     }
   }
 

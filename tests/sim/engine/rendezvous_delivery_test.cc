@@ -202,7 +202,7 @@ TEST_CASE("a send can be waited for before its receive has been", "[rendezvous]"
   CHECK(received == elements(0, 0, 3));
 }
 
-TEST_CASE("a call that is given up delivers to the others only", "[rendezvous]") {
+TEST_CASE("a call that is given up delivers to the others only and is reported", "[rendezvous]") {
   // With one slot and no seed the ranks run in order and as long as they can: those that begin with
   // a yield post after rank 1 has given up. Otherwise all have posted by then.
   for (const bool early : {true, false}) {
@@ -213,7 +213,7 @@ TEST_CASE("a call that is given up delivers to the others only", "[rendezvous]")
       std::vector<std::weak_ptr<Part>> parts(3);
       std::vector<Buffer> outputs(3, Buffer(6));
       int posted = 0, posted_at_abandon = 0;
-      world.run([&](PlainRank& rank) {
+      const auto program = [&](PlainRank& rank) {
         const auto me = static_cast<size_t>(rank.rank());
         const int64_t group = rank.join("world", all_ranks(3));
         Buffer input = elements(rank.rank(), 0, 6);
@@ -224,13 +224,17 @@ TEST_CASE("a call that is given up delivers to the others only", "[rendezvous]")
         if (!early) rank.wait(rank.barrier(group, "posted"));
         if (me == 1) {
           posted_at_abandon = posted;
-          rank.rendezvous().abandon(1, *ticket);
-          rank.rendezvous().abandon(1, *ticket);  // once more changes nothing
+          rank.rendezvous().abandon(*ticket);
+          rank.rendezvous().abandon(*ticket);  // once more changes nothing, nor does a wait
+          rank.wait(ticket);
           input.assign(6, -1.0);
         } else {
           rank.wait(ticket);
         }
-      });
+      };
+      const CollectiveError error = tests::violation_of([&] { world.run(program); });
+      tests::require_violation(error, ViolationKind::kUnwaited);
+      tests::require_text(error, {"rank 1 returned without waiting for its all_to_all"});
       CHECK(posted_at_abandon == (early ? 1 : 0));
       for (size_t r = 0; r < 3; ++r) {
         CHECK(parts[r].expired());
