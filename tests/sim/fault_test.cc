@@ -125,6 +125,13 @@ TEST_CASE("the first fault of the plan that applies is taken", "[fault]") {
   CHECK(kinds(2, {"b", "ab", "a", "ab"}) == std::vector<int>{scale, scale, drop, scale});
   CHECK(kinds(0, {"ab", "ab", "ab"}) == std::vector<int>{round, drop, round});
   CHECK(FaultMatcher().match("a") == nullptr);
+
+  // A call that another fault takes counts as an occurrence all the same.
+  FaultMatcher two({{.kind = FaultKind::kDrop, .occurrence = 0}, {.occurrence = 1, .factor = 2}},
+                   0);
+  CHECK(two.match("a")->kind == FaultKind::kDrop);
+  REQUIRE(two.match("a") != nullptr);
+  CHECK(two.match("a") == nullptr);
 }
 
 TEST_CASE("scale, drop and round change what arrives", "[fault]") {

@@ -3,6 +3,7 @@
 #include "sim/world.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -403,6 +404,8 @@ TEST_CASE("a rank keeps its thread, with one intra-op thread", "[world]") {
       expect(round == 0 || thread == std::this_thread::get_id(), "the thread of the last run");
       thread = std::this_thread::get_id();
       expect(at::get_num_threads() == 1, "one intra-op thread");
+      expect(!c10::AutogradState::get_tls_state().get_multithreading_enabled(),
+             "backward passes stay on this thread");
       expect(comm::current_tag().empty(), "no tag of another run");
     });
   }
