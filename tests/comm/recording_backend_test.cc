@@ -89,6 +89,22 @@ TEST_CASE("numbers count per group, and per peer for sends and receives", "[reco
   CHECK(text == "a0 b0 a1 a2 b1 b2 b3 a0 a0 a3 a4 b4 a5 a6 b5 b6 b7 a1 a1 a7 ");
 }
 
+TEST_CASE("what is sent to a peer and what comes from it are counted apart", "[recording]") {
+  Watchdog watchdog;
+  sim::World world(2);
+  const Logs logs = empty_logs(2);
+  world.run([&](sim::RankContext& rank) {
+    const Communicator pair = recorded(rank, "pair", logs);
+    const int other = 1 - rank.rank();
+    for (int i = 0; i < 2; ++i) pair.exchange(at::ones({1, 2}), other, {1, 2}, other).wait();
+  });
+  REQUIRE(logs[0]->calls().size() == 4);
+  for (size_t i = 0; i < 4; ++i) {
+    CHECK(logs[0]->calls()[i].number == static_cast<int64_t>(i / 2));
+    CHECK(logs[0]->calls()[i] == world.calls(0)[i]);
+  }
+}
+
 TEST_CASE("a log can be emptied and goes on", "[recording]") {
   CallLog log;
   CollectiveCall call;
