@@ -319,6 +319,17 @@ TEST_CASE("a call that is never waited for", "[rendezvous][violation]") {
   }
 }
 
+TEST_CASE("of several ranks that do not wait the first to return is named",
+          "[rendezvous][violation]") {
+  Watchdog watchdog;
+  PlainWorld world(2, 1);
+  const CollectiveError error = violation_of([&] {
+    world.run([](PlainRank& rank) { rank.barrier(rank.join("world", {0, 1}), "grads"); });
+  });
+  require_violation(error, ViolationKind::kUnwaited);
+  require_text(error, {"rank 0 returned without waiting"});
+}
+
 TEST_CASE("a buffer that is overwritten in flight", "[rendezvous][violation]") {
   const auto overwrite = [](const std::function<void(Buffer&)>& write) {
     return [=](PlainRank& rank) {
