@@ -1,8 +1,5 @@
 #include "bench/options.h"
 
-#include <ATen/Context.h>
-#include <dlfcn.h>
-
 #include <CLI/CLI.hpp>
 #include <thread>
 
@@ -74,15 +71,6 @@ Options parse_options(int argc, char** argv) {
   }
   for (const std::string& word : app.remaining()) o.rest.push_back(word);
   return o;
-}
-
-void load_cuda() {
-  if (!dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL)) {
-    throw_error(ErrorKind::kMissing, "--device cuda: {}", dlerror());
-  }
-  if (!at::hasCUDA() || at::globalContext().getAcceleratorHooksInterface().deviceCount() == 0) {
-    throw_error(ErrorKind::kMissing, "--device cuda: no CUDA device or driver on this machine");
-  }
 }
 
 }  // namespace shardproof::bench

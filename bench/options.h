@@ -24,8 +24,4 @@ struct Options {
 // Errors (kBadInput): words that cannot be read.
 Options parse_options(int argc, char** argv);
 
-// Loads CUDA's half of LibTorch, which must happen before the first ATen call: the first of them
-// that asks for CUDA would leave stubs behind for ever. Errors (kMissing): no library, no device.
-void load_cuda();
-
 }  // namespace shardproof::bench

@@ -2,13 +2,12 @@
 // attention without them? See --help, and reports/published for measured answers.
 #include <benchmark/benchmark.h>
 #include <torch/version.h>
-#include <unistd.h>
-
-#include <cstdio>
 
 #include "base/error.h"
+#include "base/run_main.h"
 #include "bench/benchmarks.h"
 #include "bench/ratio_report.h"
+#include "comm/device.h"
 
 namespace {
 
@@ -36,7 +35,7 @@ int run(int argc, char** argv) {
   bench::Options options = bench::parse_options(argc, argv);
   if (options.help) return 0;
   if (!initialize_library(argv[0], options)) return static_cast<int>(ErrorKind::kBadInput);
-  if (options.cuda()) bench::load_cuda();
+  comm::compute_device(options.device);
   describe(options);
   bench::register_attention(options);
   bench::register_micro(options);
@@ -48,17 +47,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int code = 0;
-  try {
-    code = run(argc, argv);
-  } catch (const Error& error) {
-    fmt::print(stderr, "bench_sim_overhead: {}\n", error.what());
-    code = error.exit_code();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_sim_overhead: internal error: {}\n", error.what());
-    code = static_cast<int>(ErrorKind::kInternal);
-  }
-  // LibTorch's static destructors take a tenth of a second and free what the process's end frees.
-  std::fflush(nullptr);
-  _exit(code);
+  shardproof::run_main("bench_sim_overhead", [=] { return run(argc, argv); });
 }

@@ -90,7 +90,6 @@ std::shared_ptr<CallState> Rendezvous::find_call(Group& group, int64_t group_id,
     state->ranks = ranks;
     state->posted.resize(ranks.size());
     state->parts.resize(ranks.size());
-    state->delivered.assign(ranks.size(), false);
   }
   auto found = state;
   if (found->arrived + 1 == static_cast<int>(ranks.size())) pending_.erase(key);
@@ -110,7 +109,7 @@ void Rendezvous::check_fit(const CallState& state, int slot) {
                     mine.group, fmt::join(state.ranks, ","), mine.number, why, state.ranks[other],
                     state.posted[other]->describe(), state.posted[other]->tag,
                     state.ranks[static_cast<size_t>(slot)], mine.describe(), mine.tag));
-    throw_if_ended();
+    return;
   }
 }
 
@@ -143,6 +142,7 @@ std::shared_ptr<Ticket> Rendezvous::post(int rank, int64_t group_id, CollectiveC
   state->posted[static_cast<size_t>(slot)] = std::move(call);
   state->parts[static_cast<size_t>(slot)] = std::move(part);
   check_fit(*state, slot);
+  throw_if_ended(rank, lock);
   auto ticket = std::make_shared<Ticket>(Ticket{state, slot, false});
   logs_[static_cast<size_t>(rank)].open.push_back(ticket);
   if (++state->arrived == static_cast<int>(state->ranks.size())) {
@@ -216,7 +216,6 @@ void Rendezvous::abandon(Ticket& ticket) {
 bool Rendezvous::count_delivery(Ticket& ticket) {
   CallState& call = *ticket.call;
   ticket.waited = true;
-  call.delivered[static_cast<size_t>(ticket.member)] = true;
   return ++call.deliveries == static_cast<int>(call.ranks.size());
 }
 

@@ -54,7 +54,6 @@ struct CallState {
   std::vector<int> ranks;  // world ranks of the members
   std::vector<std::optional<CollectiveCall>> posted;
   std::vector<std::shared_ptr<Part>> parts;
-  std::vector<bool> delivered;
   int arrived = 0;
   int deliveries = 0;
   std::vector<int> waiting;   // ranks blocked in this call
@@ -129,6 +128,7 @@ class Rendezvous {
 
   std::shared_ptr<CallState> find_call(Group& group, int64_t group_id, int member,
                                        CollectiveCall& call, int& slot);
+  // Ends the run if the call does not fit those of the members that have posted.
   void check_fit(const CallState& state, int slot);
   static bool count_delivery(Ticket& ticket);
   static void let_go(CallState& call, size_t member, bool last);

@@ -205,14 +205,14 @@ SequenceParallelOutput SequenceParallelAttention::Impl::forward(
   }
   int64_t at = 0;
   for (size_t s = 0; s < streams.size(); ++s) {
+    const Tensor rows_of_stream = streams.size() == 1 ? own : own.narrow(1, at, rows(s).size());
+    at += rows(s).size();
+    Tensor out = replicated(s) && plan_.sp() > 1 ? gather_stream(rows_of_stream, s)
+                                                 : put_back(rows_of_stream, s);
     // Outputs that are views, be it of one another, could not be changed in place: autograd refuses
     // that for what a custom function returns.
-    const Tensor rows_of_stream =
-        streams.size() == 1 ? own
-                            : own.narrow(1, at, rows(s).size()).clone(at::MemoryFormat::Contiguous);
-    at += rows(s).size();
-    result.streams.push_back(replicated(s) && plan_.sp() > 1 ? gather_stream(rows_of_stream, s)
-                                                             : put_back(rows_of_stream, s));
+    if (streams.size() > 1 && out.is_alias_of(own)) out = out.clone(at::MemoryFormat::Contiguous);
+    result.streams.push_back(std::move(out));
   }
   result.lse = block.lse;
   return result;

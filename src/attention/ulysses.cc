@@ -53,6 +53,45 @@ void copy_heads(const Tensor& to, const Tensor& x, Interval interval) {
   if (real < interval.size()) to.narrow(2, real, interval.size() - real).zero_();
 }
 
+// What one rank sends: per part and stream its rows [B,rows,heads,D].
+struct Outgoing {
+  const HeadRoute& route;
+  const std::vector<std::vector<Tensor>>& parts;
+  int64_t rows, batch, dim;  // rows of all streams together
+};
+
+// All members' messages at once, [members, rows, B, heads, D]: one copy per part and stream.
+void pack_evenly(const Tensor& buffer, const Outgoing& out) {
+  const auto members = static_cast<int64_t>(out.route.parts[0].owned.size());
+  const Tensor messages =
+      buffer.view({members, out.rows, out.batch, out.route.heads_of(0), out.dim});
+  int64_t head = 0;
+  for (size_t p = 0; p < out.parts.size(); ++p) {
+    const int64_t h = out.route.parts[p].owned[0].size();
+    int64_t row = 0;
+    for (const Tensor& x : out.parts[p]) {
+      copy_wide(messages.narrow(1, row, x.size(1)).narrow(3, head, h),
+                x.unflatten(2, {members, h}).permute({2, 1, 0, 3, 4}));
+      row += x.size(1);
+    }
+    head += h;
+  }
+}
+
+// One member's message [rows, B, its heads, D].
+void pack_for(int member, const Tensor& message, const Outgoing& out) {
+  int64_t head = 0;
+  for (size_t p = 0; p < out.parts.size(); ++p) {
+    const Interval owned = out.route.parts[p].owned[static_cast<size_t>(member)];
+    int64_t row = 0;
+    for (const Tensor& x : out.parts[p]) {
+      copy_heads(message.narrow(0, row, x.size(1)).narrow(2, head, owned.size()), x, owned);
+      row += x.size(1);
+    }
+    head += owned.size();
+  }
+}
+
 }  // namespace
 
 int64_t HeadRoute::heads_of(int ulysses_rank) const {
@@ -109,38 +148,16 @@ std::vector<Tensor> Ulysses::seq_to_head(const HeadRoute& route,
     block += rows[static_cast<size_t>(u)];
   }
   Tensor buffer = at::empty({total}, like.options());
-  const bool even = is_even(route);
-  int64_t head = 0;
-  for (size_t p = 0; p < parts.size(); ++p) {
-    const auto& owned = route.parts[p].owned;
-    int64_t row = 0;
-    for (const Tensor& x : parts[p]) {
-      const int64_t n = x.size(1);
-      if (even) {
-        const int64_t h = owned[0].size();
-        const Tensor to = buffer.view({members, mine, batch, route.heads_of(0), dim})
-                              .narrow(1, row, n)
-                              .narrow(3, head, h);
-        copy_wide(to, x.unflatten(2, {members, h}).permute({2, 1, 0, 3, 4}));
-      } else {
-        int64_t from = 0;
-        for (int u = 0; u < members; ++u) {
-          int64_t before = 0;  // heads of earlier parts in this member's message
-          for (size_t q = 0; q < p; ++q) {
-            before += route.parts[q].owned[static_cast<size_t>(u)].size();
-          }
-          const Interval interval = owned[static_cast<size_t>(u)];
-          const Tensor to = buffer.narrow(0, from, sent[static_cast<size_t>(u)])
-                                .view({mine, batch, route.heads_of(u), dim})
-                                .narrow(0, row, n)
-                                .narrow(2, before, interval.size());
-          copy_heads(to, x, interval);
-          from += sent[static_cast<size_t>(u)];
-        }
-      }
-      row += n;
+  const Outgoing out{route, parts, mine, batch, dim};
+  if (is_even(route)) {
+    pack_evenly(buffer, out);
+  } else {
+    int64_t from = 0;
+    for (int u = 0; u < members; ++u) {
+      const int64_t count = sent[static_cast<size_t>(u)];
+      pack_for(u, buffer.narrow(0, from, count).view({mine, batch, route.heads_of(u), dim}), out);
+      from += count;
     }
-    head += owned[0].size();
   }
   const Tensor arrived = group_.all_to_all(std::move(buffer), sent, received).wait();
   const Tensor tokens = arrived.view({block, batch, route.heads_of(me_), dim});

@@ -1,13 +1,13 @@
 // The program: reads the command line and calls the command. It does not link LibTorch, so that
 // --help and mistakes answer at once; commands that compute live in a module that is loaded then.
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/run_main.h"
 #include "cli/nearest.h"
 #include "cli/verify_options.h"
 
@@ -152,17 +152,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  int code = 0;
-  try {
-    code = run(argc, argv);
-  } catch (const Error& error) {
-    fmt::print(stderr, "shardproof: {}\n", error.what());
-    code = error.exit_code();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "shardproof: internal error: {}\n", error.what());
-    code = static_cast<int>(ErrorKind::kInternal);
-  }
-  // LibTorch's static destructors take a tenth of a second and free what the process's end frees.
-  std::fflush(nullptr);
-  _exit(code);
+  shardproof::run_main("shardproof", [=] { return run(argc, argv); });
 }

@@ -9,6 +9,7 @@
 #include "cli/machine.h"
 #include "cli/nearest.h"
 #include "cli/verify_options.h"
+#include "comm/device.h"
 #include "verify/dtype.h"
 #include "verify/runner.h"
 #include "verify/suites/attention_suite.h"
@@ -129,7 +130,7 @@ std::vector<AttentionCase> choose_cases(const VerifyOptions& o, const Goldens& g
 
 verify::RunOptions run_options(const VerifyOptions& o) {
   verify::RunOptions run;
-  run.device = compute_device(o.device);
+  run.device = comm::compute_device(o.device);
   run.schedule_seed = o.schedule_seed;
   if (isatty(STDERR_FILENO) && !o.quiet) {
     run.progress = [](size_t done, size_t all) {

@@ -141,10 +141,8 @@ AttentionCase AttentionCase::parse(std::string_view id) {
   }
   c.suite = parts[0];
   c.mesh = comm::MeshShape::parse(parts[3]);
-  constexpr int64_t kMostRanks = 512;  // one thread each
-  const auto world = static_cast<int64_t>(c.mesh.dp) * c.mesh.ring * c.mesh.ulysses;
-  if (c.mesh.dp > kMostRanks || c.mesh.ring > kMostRanks || c.mesh.ulysses > kMostRanks ||
-      world > kMostRanks) {
+  constexpr int kMostRanks = 512;  // one thread each
+  if (c.mesh.world() > kMostRanks) {
     bad_input("case '{}': the simulator runs up to {} ranks", id, kMostRanks);
   }
   c.dtype = parse_dtype(parts[4]);

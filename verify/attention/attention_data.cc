@@ -87,10 +87,6 @@ std::vector<double> values(const Tensor& x) {
   return {data, data + dense.numel()};
 }
 
-}  // namespace
-
-namespace {
-
 void run_oracle(AttentionData& data) {
   const Tensor q = data.q.to(at::kDouble).contiguous(), k = data.k.to(at::kDouble).contiguous(),
                v = data.v.to(at::kDouble).contiguous(),

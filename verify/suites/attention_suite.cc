@@ -4,6 +4,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "comm/random_streams.h"
 #include "verify/dtype.h"
 
 namespace shardproof::verify {
@@ -82,17 +83,9 @@ void dress(AttentionCase& c, int variant) {
   }
 }
 
-// SplitMix64: neighbouring seeds give unrelated streams.
-uint64_t mix(uint64_t x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
-// Small enough to be read in an id, different for every case.
+// Small enough to be read in an id; neighbouring numbers give unrelated seeds.
 uint64_t case_seed(uint64_t seed, uint64_t number) {
-  return mix(seed * 1000003 + number) % 1000000;
+  return comm::derive_seed(seed * 1000003 + number, 0) % 1000000;
 }
 
 }  // namespace
@@ -135,65 +128,116 @@ std::vector<AttentionCase> attention_suite(const CaseFilter& filter, uint64_t se
   return cases;
 }
 
-std::vector<AttentionCase> random_attention_cases(const CaseFilter& filter, uint64_t seed,
-                                                  int64_t count) {
+namespace {
+
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : random_(seed) {}
+  int64_t between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random_() % static_cast<uint64_t>(high - low + 1));
+  }
+  template <class T, size_t N>
+  T one_of(const std::array<T, N>& values, int64_t last = N - 1) {
+    return values[static_cast<size_t>(between(0, last))];
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+// What the random cases are dealt evenly over.
+struct Cell {
+  std::string mode;
+  c10::ScalarType dtype;
+  bool masked, uneven, grouped;
+};
+
+Cell cell_of(int64_t number) {
   static constexpr std::array<const char*, 5> kModes = {"ulysses", "ring", "allgather", "hybrid",
                                                         "hybrid_allgather"};
-  std::vector<AttentionCase> cases;
-  std::mt19937_64 random(mix(seed));
-  const auto pick = [&](int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+  auto rest = static_cast<uint64_t>(number);
+  const auto digit = [&](uint64_t base) {
+    const uint64_t d = rest % base;
+    rest /= base;
+    return d;
   };
+  Cell cell;
+  cell.mode = kModes[digit(kModes.size())];
+  cell.dtype = all_dtypes()[digit(all_dtypes().size())];
+  cell.masked = digit(2) == 1;
+  cell.uneven = digit(2) == 1;
+  cell.grouped = digit(2) == 1;
+  return cell;
+}
+
+void draw_mesh(AttentionCase& c, const Cell& cell, Draw& draw) {
+  c.ring_mode = cell.mode.ends_with("allgather") ? RingMode::kAllGather : RingMode::kRotate;
+  const bool ulysses = cell.mode == "ulysses", hybrid = cell.mode.starts_with("hybrid");
+  c.mesh.ulysses = static_cast<int>(ulysses ? draw.between(2, 8) : hybrid ? draw.between(2, 4) : 1);
+  c.mesh.ring = static_cast<int>(ulysses  ? 1
+                                 : hybrid ? draw.between(2, 8 / c.mesh.ulysses)
+                                          : draw.between(2, 8));
+  c.mesh.dp = c.mesh.sp() <= 4 && draw.between(0, 3) == 0 ? 2 : 1;
+}
+
+void draw_shape(AttentionCase& c, const Cell& cell, Draw& draw) {
+  const int sp = c.mesh.sp();
+  c.batch = draw.between(1, 3);
+  c.head_dim = draw.one_of(std::array<int64_t, 5>{4, 8, 16, 20, 32});
+  const int64_t per_kv = cell.grouped ? draw.between(2, 3) : 1;
+  if (!cell.uneven) {
+    const int64_t some = draw.between(0, 1);
+    c.text = some * sp * draw.between(1, 2);
+    c.image = sp * draw.between(1, 6);
+    c.kv_heads = c.mesh.ulysses * draw.between(1, 2);
+    c.heads = c.kv_heads * per_kv;
+    return;
+  }
+  const int64_t some = draw.between(0, 1);
+  c.text = some * draw.between(1, 12);
+  const int64_t rounds = draw.between(1, 5);
+  c.image = rounds * sp + draw.between(1, sp - 1);
+  c.token_split = draw.between(0, 1) ? TokenSplit::kPadded : TokenSplit::kUneven;
+  c.head_split = draw.between(0, 1) ? HeadSplit::kPadded : HeadSplit::kUneven;
+  c.kv_heads = draw.between(1, 4);
+  c.heads = c.kv_heads * per_kv;
+  if (c.heads < c.mesh.ulysses) c.head_split = HeadSplit::kPadded;
+}
+
+void draw_features(AttentionCase& c, const Cell& cell, Draw& draw) {
+  if (cell.masked) {
+    c.mask = draw.one_of(std::array{MaskKind::kRagged, MaskKind::kScattered, MaskKind::kOneKey,
+                                    MaskKind::kEmptyRank});
+  }
+  if (c.text > 0 && draw.between(0, 1)) {
+    c.text_placement = StreamPlacement::kReplicated;
+    // Division by an sp that is no power of two would round the cotangents of convention B.
+    const bool exact = (c.mesh.sp() & (c.mesh.sp() - 1)) == 0;
+    c.convention = draw.one_of(
+        std::array{GradientConvention::kSliceThenScaleLoss, GradientConvention::kSumThenSlice,
+                   GradientConvention::kSliceTimesSp},
+        exact ? 2 : 1);
+  }
+  c.strided = draw.between(0, 3) == 0 && c.heads == c.kv_heads;
+}
+
+}  // namespace
+
+std::vector<AttentionCase> random_attention_cases(const CaseFilter& filter, uint64_t seed,
+                                                  int64_t count) {
+  std::vector<AttentionCase> cases;
+  Draw draw(comm::derive_seed(seed, 0));
   for (int64_t i = 0; static_cast<int64_t>(cases.size()) < count; ++i) {
-    if (i > 1000 * count)
+    if (i > 1000 * count) {
       bad_input("no random case fits the options; widen --sp, --ring or --dtype");
-    auto cell = static_cast<uint64_t>(i);
-    const auto digit = [&](uint64_t base) {
-      const uint64_t d = cell % base;
-      cell /= base;
-      return d;
-    };
+    }
+    const Cell cell = cell_of(i);
     AttentionCase c;
-    const std::string mode = kModes[digit(5)];
-    c.dtype = all_dtypes()[digit(4)];
-    const bool masked = digit(2) == 1, uneven = digit(2) == 1, grouped = digit(2) == 1;
+    c.dtype = cell.dtype;
     c.backend = filter.backend;
-    c.ring_mode = mode.ends_with("allgather") ? RingMode::kAllGather : RingMode::kRotate;
-    const bool hybrid = mode.starts_with("hybrid");
-    c.mesh.ulysses = static_cast<int>(mode == "ulysses" ? pick(2, 8) : hybrid ? pick(2, 4) : 1);
-    c.mesh.ring = static_cast<int>(mode == "ulysses" ? 1
-                                   : hybrid          ? pick(2, 8 / c.mesh.ulysses)
-                                                     : pick(2, 8));
-    c.mesh.dp = c.mesh.sp() <= 4 && pick(0, 3) == 0 ? 2 : 1;
-    c.batch = pick(1, 3);
-    c.head_dim = std::array{4, 8, 16, 20, 32}[static_cast<size_t>(pick(0, 4))];
-    const int64_t per_kv = grouped ? pick(2, 3) : 1;
-    if (uneven) {
-      c.text = pick(0, 1) * pick(1, 12);
-      c.image = pick(1, 5) * c.mesh.sp() + pick(1, c.mesh.sp() - 1);
-      c.token_split = pick(0, 1) ? TokenSplit::kPadded : TokenSplit::kUneven;
-      c.head_split = pick(0, 1) ? HeadSplit::kPadded : HeadSplit::kUneven;
-      c.kv_heads = pick(1, 4);
-      c.heads = c.kv_heads * per_kv;
-      if (c.heads < c.mesh.ulysses) c.head_split = HeadSplit::kPadded;
-    } else {
-      c.text = pick(0, 1) * c.mesh.sp() * pick(1, 2);
-      c.image = c.mesh.sp() * pick(1, 6);
-      c.kv_heads = c.mesh.ulysses * pick(1, 2);
-      c.heads = c.kv_heads * per_kv;
-    }
-    if (masked)
-      c.mask = std::array{MaskKind::kRagged, MaskKind::kScattered, MaskKind::kOneKey,
-                          MaskKind::kEmptyRank}[static_cast<size_t>(pick(0, 3))];
-    if (c.text > 0 && pick(0, 1)) {
-      c.text_placement = StreamPlacement::kReplicated;
-      // Division by an sp that is no power of two would round the cotangents of convention B.
-      const bool exact = (c.mesh.sp() & (c.mesh.sp() - 1)) == 0;
-      c.convention = std::array{
-          GradientConvention::kSliceThenScaleLoss, GradientConvention::kSumThenSlice,
-          GradientConvention::kSliceTimesSp}[static_cast<size_t>(pick(0, exact ? 2 : 1))];
-    }
-    c.strided = pick(0, 3) == 0 && c.heads == c.kv_heads;
+    draw_mesh(c, cell, draw);
+    draw_shape(c, cell, draw);
+    draw_features(c, cell, draw);
     c.seed = case_seed(seed, static_cast<uint64_t>(i));
     if (filter.admits(c)) cases.push_back(c);
   }
