@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <iterator>
 #include <thread>
 #include <utility>
@@ -16,19 +17,44 @@
 
 namespace shardproof::sim {
 
+namespace {
+
+// What a thread needs to be a rank, and back: one intra-op thread, and backward passes on itself.
+class RankThread {
+ public:
+  RankThread()
+      // A thread's first parallel operation would set the process's number of threads again, over
+      // what is set before it; asking for the number counts as one.
+      : threads_(at::get_num_threads()),
+        multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+    at::set_num_threads(1);
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  }
+  ~RankThread() {
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(multithreading_);
+    at::set_num_threads(threads_);
+  }
+  RankThread(const RankThread&) = delete;
+  RankThread& operator=(const RankThread&) = delete;
+
+ private:
+  int threads_;
+  bool multithreading_;
+};
+
+}  // namespace
+
 class World::Impl {
  public:
   Impl(World& world, int ranks, WorldOptions options)
-      : options_(std::move(options)),
+      : world_(world),
+        options_(std::move(options)),
         scheduler_(ranks, slots(options_), options_.schedule_seed, spins(ranks, options_)),
         rendezvous_(scheduler_),
         ledger_(ranks),
         states_(static_cast<size_t>(ranks)) {
     set_faults(options_.faults);
     at::get_num_threads();  // the caller keeps its number, whatever the ranks' threads set
-    for (int r = 0; r < ranks; ++r) {
-      threads_.emplace_back([this, &world, r] { serve(world, r); });
-    }
   }
 
   ~Impl() {
@@ -43,24 +69,42 @@ class World::Impl {
   void set_faults(FaultPlan faults) { options_.faults = std::move(faults); }
 
   void run(const std::function<void(RankContext&)>& fn) {
-    prepare();
     {
       std::lock_guard lock(mutex_);
+      if (adopted_) bad_input("World::run: the ranks of an adopted run have not all returned yet");
+      start_threads();
+      prepare();
       job_ = &fn;
       ++generation_;
-      busy_ = static_cast<int>(threads_.size());
+      busy_ = size();
     }
     start_.notify_all();
     {
       std::unique_lock lock(mutex_);
       done_.wait(lock, [this] { return busy_ == 0; });
     }
-    for (RankState& state : states_) {
-      std::move(state.deferred.begin(), state.deferred.end(), std::back_inserter(deferred_));
-      state.deferred.clear();
+    finish();
+  }
+
+  void adopt(int rank, const std::function<void(RankContext&)>& fn) {
+    const std::shared_ptr<AdoptedRun> run = join_adopted(rank);
+    {
+      const RankThread settings;
+      be_rank(rank, fn);
     }
-    rendezvous_.finish_run();
-    if (options_.check_races_every_run) check_races();
+    std::unique_lock lock(mutex_);
+    if (++run->returned == size()) {
+      adopted_.reset();
+      try {
+        finish();
+      } catch (...) {
+        run->error = std::current_exception();
+      }
+      run->over = true;
+      done_.notify_all();
+    }
+    done_.wait(lock, [&] { return run->over; });
+    if (run->error) std::rethrow_exception(run->error);
   }
 
   // All at once: one synchronisation for the whole run.
@@ -81,7 +125,7 @@ class World::Impl {
   }
 
   const WorldOptions& options() const { return options_; }
-  int size() const { return static_cast<int>(threads_.size()); }
+  int size() const { return scheduler_.ranks(); }
   Rendezvous& rendezvous() { return rendezvous_; }
   MemoryLedger& ledger() { return ledger_; }
   RankState& state(int rank) { return states_[static_cast<size_t>(rank)]; }
@@ -117,12 +161,50 @@ class World::Impl {
     }
   }
 
-  void serve(World& world, int rank) {
-    // A thread's first parallel operation would set the process's number of threads again, over
-    // what is set before it; asking for the number counts as one.
-    at::get_num_threads();
-    at::set_num_threads(1);
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  // A run on threads of the caller; shared by them, because the first may begin the next run before
+  // the last has read this one's error.
+  struct AdoptedRun {
+    explicit AdoptedRun(int ranks) : joined(static_cast<size_t>(ranks)) {}
+    std::vector<bool> joined;
+    int returned = 0;
+    bool over = false;
+    std::exception_ptr error;
+  };
+
+  std::shared_ptr<AdoptedRun> join_adopted(int rank) {
+    if (rank < 0 || rank >= size()) {
+      bad_input("World::adopt: rank {} is not in a world of {} ranks", rank, size());
+    }
+    std::lock_guard lock(mutex_);
+    if (busy_ > 0) bad_input("World::adopt: World::run has not returned yet");
+    if (!adopted_) {
+      prepare();
+      adopted_ = std::make_shared<AdoptedRun>(size());
+    }
+    if (adopted_->joined[static_cast<size_t>(rank)]) {
+      bad_input("World::adopt: rank {} is already in this run; each rank joins once", rank);
+    }
+    adopted_->joined[static_cast<size_t>(rank)] = true;
+    return adopted_;
+  }
+
+  void start_threads() {
+    for (int r = static_cast<int>(threads_.size()); r < size(); ++r) {
+      threads_.emplace_back([this, r] { serve(r); });
+    }
+  }
+
+  void finish() {
+    for (RankState& state : states_) {
+      std::move(state.deferred.begin(), state.deferred.end(), std::back_inserter(deferred_));
+      state.deferred.clear();
+    }
+    rendezvous_.finish_run();
+    if (options_.check_races_every_run) check_races();
+  }
+
+  void serve(int rank) {
+    const RankThread settings;
     uint64_t seen = 0;
     while (true) {
       const std::function<void(RankContext&)>* job = nullptr;
@@ -133,21 +215,25 @@ class World::Impl {
         seen = generation_;
         job = job_;
       }
-      scheduler_.enter(rank);
-      run_rank(world, rank, *job);
-      scheduler_.leave(rank);
+      be_rank(rank, *job);
       std::lock_guard lock(mutex_);
       if (--busy_ == 0) done_.notify_all();
     }
   }
 
-  void run_rank(World& world, int rank, const std::function<void(RankContext&)>& fn) {
+  void be_rank(int rank, const std::function<void(RankContext&)>& fn) {
+    scheduler_.enter(rank);
+    run_guarded(rank, fn);
+    scheduler_.leave(rank);
+  }
+
+  void run_guarded(int rank, const std::function<void(RankContext&)>& fn) {
     std::optional<c10::DebugInfoGuard> memory;
     if (options_.track_memory) {
       memory.emplace(c10::DebugInfoKind::PROFILER_STATE, ledger_.reporter(rank));
     }
     try {
-      RankContext context(world, rank);
+      RankContext context(world_, rank);
       fn(context);
       rendezvous_.rank_returned(rank);
     } catch (const Error& error) {
@@ -161,6 +247,7 @@ class World::Impl {
     }
   }
 
+  World& world_;
   WorldOptions options_;
   Scheduler scheduler_;
   Rendezvous rendezvous_;
@@ -174,7 +261,8 @@ class World::Impl {
   uint64_t generation_ = 0;
   int busy_ = 0;
   bool closing_ = false;
-  std::vector<std::thread> threads_;  // last: they use all of the above
+  std::shared_ptr<AdoptedRun> adopted_;
+  std::vector<std::thread> threads_;  // of run(), from its first call; last: they use all above
 };
 
 int RankContext::world_size() const { return world_.size(); }
@@ -198,6 +286,7 @@ int World::size() const { return impl_->size(); }
 const WorldOptions& World::options() const { return impl_->options(); }
 void World::set_faults(FaultPlan faults) { impl_->set_faults(std::move(faults)); }
 void World::run(const std::function<void(RankContext&)>& fn) { impl_->run(fn); }
+void World::adopt(int rank, const std::function<void(RankContext&)>& fn) { impl_->adopt(rank, fn); }
 void World::check_races() { impl_->check_races(); }
 const std::vector<CollectiveCall>& World::calls(int rank) const {
   return impl_->rendezvous().calls(rank);

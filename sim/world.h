@@ -81,6 +81,14 @@ class World {
   // kRankFailed with the category of its error.
   void run(const std::function<void(RankContext&)>& fn);
 
+  // The same for ranks whose threads the caller made (a trainer that starts a thread a rank): the
+  // calling thread is `rank` until `fn` has returned on every rank. Call it once for each rank,
+  // each from its own thread; nobody computes before all have come, so a rank that never calls
+  // makes the others wait for it. Every caller gets the error that run() would throw. While `fn`
+  // runs the thread computes with one intra-op thread; its settings are restored.
+  // Errors: kBadInput for a rank outside the world, or one that is already in this run.
+  void adopt(int rank, const std::function<void(RankContext&)>& fn);
+
   // Throws CollectiveError (kRace) for buffers on a device that were overwritten in flight since
   // the last check. Waits for the device.
   void check_races();

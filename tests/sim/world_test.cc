@@ -413,6 +413,94 @@ TEST_CASE("a rank keeps its thread, with one intra-op thread", "[world]") {
   CHECK(at::get_num_threads() == threads_here);
 }
 
+namespace {
+
+// `body` on a thread of its own a rank.
+void on_threads(int ranks, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) threads.emplace_back(body, r);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// What adopt() throws; "" if it returns.
+std::string adopt_error(World& world, int rank, const std::function<void(RankContext&)>& fn) {
+  try {
+    world.adopt(rank, fn);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("threads that others made become ranks, run after run", "[world]") {
+  Watchdog watchdog;
+  World world(4);
+  std::atomic<int> right{0};
+  on_threads(4, [&](int r) {
+    at::set_num_threads(2);
+    for (int round = 0; round < 50; ++round) {
+      const std::string error = adopt_error(world, r, [&](RankContext& rank) {
+        expect(rank.rank() == r, "its rank");
+        expect(at::get_num_threads() == 1, "one intra-op thread");
+        expect_results(mixed_program(rank, round % 2 == 1), expected_results(r));
+      });
+      right += error.empty() && at::get_num_threads() == 2 &&
+               c10::AutogradState::get_tls_state().get_multithreading_enabled();
+    }
+  });
+  CHECK(right == 200);
+  run_mixed(world, false);  // and threads of its own afterwards
+}
+
+TEST_CASE("every adopted thread hears of a failure, and the next run is sound", "[world]") {
+  Watchdog watchdog;
+  World world(3);
+  std::vector<std::string> thrown(3), mismatched(3), next(3);
+  on_threads(3, [&](int r) {
+    const auto at = static_cast<size_t>(r);
+    thrown[at] = adopt_error(world, r, [](RankContext& rank) {
+      const Communicator group = whole_world(rank);
+      if (rank.rank() == 1) throw std::out_of_range("too far");
+      group.barrier();
+    });
+    mismatched[at] = adopt_error(world, r, [](RankContext& rank) {
+      const CollectiveScope scope(rank.rank() == 2 ? "c" : "d");
+      whole_world(rank).barrier();
+    });
+    next[at] = adopt_error(world, r, [](RankContext& rank) { whole_world(rank).barrier(); });
+  });
+  for (size_t r = 0; r < 3; ++r) {
+    CHECK(contains(thrown[r], "rank 1 failed: too far"));
+    CHECK(contains(mismatched[r], "mismatch"));
+    CHECK(next[r].empty());
+  }
+}
+
+TEST_CASE("a rank joins an adopted run once, and only if it exists", "[world]") {
+  Watchdog watchdog;
+  World world(2);
+  const auto nothing = [](RankContext&) {};
+  CHECK(contains(adopt_error(world, 2, nothing), "rank 2 is not in a world of 2 ranks"));
+  CHECK(contains(adopt_error(world, -1, nothing), "rank -1 is not in a world of 2 ranks"));
+  on_threads(2, [&](int r) {
+    world.adopt(r, [&](RankContext& rank) {
+      if (rank.rank() == 0) {
+        expect(contains(adopt_error(world, 0, nothing), "rank 0 is already in this run"), "once");
+        const std::string error = error_text([&] { world.run(nothing); });
+        expect(contains(error, "adopted run have not all returned"), "no run inside a run");
+      }
+      whole_world(rank).barrier();
+    });
+  });
+  world.run([&](RankContext& rank) {
+    if (rank.rank() == 0) {
+      expect(contains(adopt_error(world, 0, nothing), "World::run has not returned"), "not both");
+    }
+  });
+}
+
 TEST_CASE("the calls are those of the last run", "[world]") {
   Watchdog watchdog;
   World world(2);
