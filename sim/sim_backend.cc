@@ -149,12 +149,12 @@ SimBackend::Work SimBackend::issue(CollectiveCall call, const Tensors& results,
   if (state_.keep_results) options.previous_result = state_.previous_results[call.tag];
   options.what = fmt::format("{} in group '{}', tag '{}', rank {}",
                              shardproof::to_string(call.kind), name_, call.tag, state_.rank);
-  Work work = post(std::move(call), results, make_part(std::move(options)), fault);
+  Work work = post(call, results, make_part(std::move(options)), fault);
   if (coalescing_) coalesced_.push_back(work);
   return work;
 }
 
-SimBackend::Work SimBackend::post(CollectiveCall call, const Tensors& results,
+SimBackend::Work SimBackend::post(const CollectiveCall& call, const Tensors& results,
                                   const std::shared_ptr<TensorPart>& part, const Fault* fault) {
   auto work = c10::make_intrusive<SimWork>(state_, results);
   const std::string tag = call.tag;
@@ -252,7 +252,7 @@ SimBackend::Work SimBackend::recv(Tensors& tensors, int source, int) {
 }
 
 SimBackend::Work SimBackend::barrier(const c10d::BarrierOptions&) {
-  return issue(comm::describe_barrier(), {}, [](PartOptions) { return barrier_part(); });
+  return issue(comm::describe_barrier(), {}, [](const PartOptions&) { return barrier_part(); });
 }
 
 void SimBackend::startCoalescing() {

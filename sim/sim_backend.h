@@ -50,8 +50,8 @@ class SimBackend final : public c10d::Backend {
  private:
   using MakePart = std::function<std::shared_ptr<TensorPart>(PartOptions)>;
   Work issue(CollectiveCall call, const Tensors& results, const MakePart& make_part);
-  Work post(CollectiveCall call, const Tensors& results, const std::shared_ptr<TensorPart>& part,
-            const Fault* fault);
+  Work post(const CollectiveCall& call, const Tensors& results,
+            const std::shared_ptr<TensorPart>& part, const Fault* fault);
   void release_held();
   // Errors (kBadInput) that name call, group, tag and rank.
   [[noreturn]] void refuse(const char* call, const std::string& why) const;

@@ -14,6 +14,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,12 +24,23 @@
 namespace shardproof::verify {
 
 // What of the table a tensor falls under.
-enum class TensorRole { kOutput, kLse, kGradQ, kGradK, kGradV };
+enum class TensorRole {
+  kOutput,
+  kLse,
+  kGradQ,
+  kGradK,
+  kGradV,
+  kModelOutput,       // of a whole model or of one of its blocks
+  kModelGrad,         // of a parameter or an input of a model
+  kModelConditioning  // gradient of a number: a timestep, a position; sums of large terms that
+                      // cancel
+};
 
 struct Budget {
   double k;
   double c;
-  double ceiling;  // C
+  double ceiling;    // C
+  double noise = 5;  // of the ratio: |ratio - 1| may be noise / sqrt(N) * limit
 };
 Budget budget_of(TensorRole role, c10::ScalarType dtype);
 
@@ -41,6 +53,10 @@ struct Judged {
   at::Tensor reference;                            // of the non-SP run in the same dtype
   std::span<const double> oracle;
   std::span<const double> magnitude;  // empty: |oracle| and at least 1
+  // Of the non-SP run over all gradients of a model: a tensor of few elements can be right by luck,
+  // and then says nothing about the error that another order of summation may have.
+  double typical_error = 0;
+  std::optional<double> fixed_limit;  // takes the place of the budget (goldens of models)
 };
 
 struct Judgement {

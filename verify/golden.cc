@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/json_file.h"
 #include "io/safetensors.h"
+#include "verify/golden_problems.h"
 
 namespace shardproof::verify {
 namespace {
@@ -27,7 +28,7 @@ constexpr double kLossTolerance = 1e-9;  // the stored values are rounded from e
 
 std::string read_kind(const JsonValue& record) {
   const JsonValue kind = record.at("kind");
-  const std::string text = kind.as_string();
+  std::string text = kind.as_string();
   if (std::find(kKinds.begin(), kKinds.end(), text) == kKinds.end()) {
     kind.fail(fmt::format("unknown kind {}; expected one of: {}", json_quoted(text),
                           fmt::join(kKinds, ", ")));
@@ -44,30 +45,7 @@ std::string index_text(const at::Tensor& tensor, int64_t flat) {
   return fmt::format("[{}]", fmt::join(index, ","));
 }
 
-// Gathers the problems of one folder, so that a broken golden is mended in one go.
-class Problems {
- public:
-  void add(std::string problem) { list_.push_back(std::move(problem)); }
-  // Runs a step; an error of it becomes one of the problems.
-  template <class Step>
-  void attempt(Step step) {
-    try {
-      step();
-    } catch (const Error& error) {
-      add(error.what());
-    }
-  }
-  void raise_if_any(const fs::path& folder) const {
-    if (list_.empty()) return;
-    bad_input("golden {} cannot be used, {} problem{}:\n  - {}\nRestore its files or make it anew",
-              folder.string(), list_.size(), list_.size() == 1 ? "" : "s",
-              fmt::join(list_, "\n  - "));
-  }
-
- private:
-  std::vector<std::string> list_;
-};
-
+using Problems = GoldenProblems;
 using Shape = std::vector<int64_t>;
 // A size that another problem hides; any will do, so as not to report the consequences too.
 constexpr int64_t kUnknown = -1;
@@ -98,7 +76,7 @@ class TensorFile {
   bool contains(const char* tensor) const { return file_ && file_->contains(tensor); }
   // The shape of a 4-dimensional tensor, else four unknown sizes.
   Shape shape4(const char* tensor) const {
-    const Shape unknown(4, kUnknown);
+    Shape unknown(4, kUnknown);
     if (!contains(tensor)) return unknown;
     const Shape& shape = file_->entry(tensor).shape;
     return shape.size() == 4 ? shape : unknown;

@@ -8,7 +8,8 @@ CheckResult check_rng(const comm::MeshShape& mesh, const std::vector<uint64_t>& 
   SP_CHECK(fingerprints.size() == static_cast<size_t>(mesh.world()), "{} fingerprints for {}",
            fingerprints.size(), mesh.to_string());
   const auto of = [&](int dp, int sp) {
-    return fingerprints[static_cast<size_t>(dp * mesh.sp() + sp)];
+    return fingerprints[static_cast<size_t>(dp) * static_cast<size_t>(mesh.sp()) +
+                        static_cast<size_t>(sp)];
   };
   for (int dp = 0; dp < mesh.dp; ++dp) {
     for (int sp = 1; sp < mesh.sp(); ++sp) {

@@ -4,12 +4,10 @@
 #include <ATen/Parallel.h>
 
 #include <atomic>
-#include <filesystem>
 #include <mutex>
 #include <thread>
 
 #include "base/error.h"
-#include "verify/shrink.h"
 
 namespace shardproof::verify {
 namespace {
@@ -23,41 +21,25 @@ sim::WorldOptions world_options(const RunOptions& options, int lanes) {
   return world;
 }
 
-std::string replay_command(const AttentionCase& c, const AttentionGolden* golden,
-                           const RunOptions& options) {
-  std::string command = fmt::format("./shardproof verify --case '{}'", c.id());
-  if (golden)
-    command += fmt::format(" --golden '{}'", std::filesystem::proximate(golden->folder).string());
-  if (options.device.is_cuda()) command += " --device cuda";
-  return command;
+std::string replay_command(const Case& c, const RunOptions& options) {
+  return fmt::format("./shardproof verify --case '{}'{}{}", c.id(), c.replay_arguments(),
+                     options.device.is_cuda() ? " --device cuda" : "");
 }
 
-const AttentionGolden* golden_of(const AttentionCase& c,
-                                 const std::map<std::string, AttentionGolden>& goldens) {
-  if (c.golden.empty()) return nullptr;
-  const auto it = goldens.find(c.golden);
-  if (it == goldens.end()) {
-    bad_input("case '{}' needs the golden '{}'; name its folder with --golden", c.id(), c.golden);
-  }
-  return &it->second;
-}
-
-void shrink_failure(const AttentionCase& c, CaseResult& result, const AttentionSubject& subject,
-                    const RunOptions& options) {
+// False if the case cannot be made smaller.
+bool shrink_failure(const Case& c, CaseResult& result, const RunOptions& options) {
   WorldPool worlds(world_options(options, 1));
-  const auto fails = [&](const AttentionCase& smaller) {
-    const CaseResult r = check_attention(smaller, subject, worlds);
+  const CasePtr small = c.shrunk([&](const Case& smaller) {
+    const CaseResult r = smaller.check(worlds);
     return r.status == Status::kFail && r.first_wrong == result.first_wrong;
-  };
-  result.replay = replay_command(shrink(c, fails), nullptr, options);
+  });
+  if (small) result.replay = replay_command(*small, options);
+  return small != nullptr;
 }
 
 }  // namespace
 
-std::vector<CaseResult> run_cases(const std::vector<AttentionCase>& cases,
-                                  const std::map<std::string, AttentionGolden>& goldens,
-                                  const AttentionSubject& subject, const RunOptions& options) {
-  for (const AttentionCase& c : cases) golden_of(c, goldens);  // bad input before any work
+std::vector<CaseResult> run_cases(const std::vector<CasePtr>& cases, const RunOptions& options) {
   int lanes = options.lanes > 0          ? options.lanes
               : options.device.is_cuda() ? 1
                                          : static_cast<int>(std::thread::hardware_concurrency());
@@ -69,9 +51,8 @@ std::vector<CaseResult> run_cases(const std::vector<AttentionCase>& cases,
     at::set_num_threads(1);
     WorldPool worlds(world_options(options, lanes));
     for (size_t i = next++; i < cases.size(); i = next++) {
-      const AttentionGolden* golden = golden_of(cases[i], goldens);
-      results[i] = check_attention(cases[i], subject, worlds, golden);
-      results[i].replay = replay_command(cases[i], golden, options);
+      results[i] = cases[i]->check(worlds);
+      results[i].replay = replay_command(*cases[i], options);
       ++done;
       if (options.progress) {
         const std::lock_guard lock(reporting);
@@ -86,9 +67,8 @@ std::vector<CaseResult> run_cases(const std::vector<AttentionCase>& cases,
 
   int shrunk = 0;
   for (size_t i = 0; i < cases.size() && shrunk < options.shrink_failures; ++i) {
-    if (results[i].status != Status::kFail || !cases[i].golden.empty()) continue;
-    shrink_failure(cases[i], results[i], subject, options);
-    ++shrunk;
+    if (results[i].status != Status::kFail) continue;
+    if (shrink_failure(*cases[i], results[i], options)) ++shrunk;
   }
   return results;
 }

@@ -1,11 +1,9 @@
 // Runs many cases on all cores and puts the verdict together.
 #pragma once
 #include <functional>
-#include <map>
-#include <string>
 #include <vector>
 
-#include "verify/attention/attention_check.h"
+#include "verify/case.h"
 
 namespace shardproof::verify {
 
@@ -17,9 +15,7 @@ struct RunOptions {
   std::function<void(size_t done, size_t all)> progress;  // may be empty
 };
 
-// Results in the order of `cases`. `goldens` by name, for cases that name one.
-std::vector<CaseResult> run_cases(const std::vector<AttentionCase>& cases,
-                                  const std::map<std::string, AttentionGolden>& goldens,
-                                  const AttentionSubject& subject, const RunOptions& options);
+// Results in the order of `cases`.
+std::vector<CaseResult> run_cases(const std::vector<CasePtr>& cases, const RunOptions& options);
 
 }  // namespace shardproof::verify

@@ -254,9 +254,15 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def write_sums(out, cases):
-    lines = [f"{sha256(out / case / name)}  {case}/{name}\n" for case in cases for name in FILES]
-    (out / "SHA256SUMS").write_text("".join(lines))
+def read_sums(out):
+    path = out / "SHA256SUMS"
+    return dict(line.split()[::-1] for line in path.read_text().splitlines()) if path.exists() else {}
+
+
+def write_sums(out, cases, files=FILES):
+    """The sums of these cases; those of other goldens that lie beside them stay."""
+    sums = read_sums(out) | {f"{case}/{name}": sha256(out / case / name) for case in cases for name in files}
+    (out / "SHA256SUMS").write_text("".join(f"{digest}  {entry}\n" for entry, digest in sums.items()))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -280,10 +286,9 @@ def differing(actual, expected, limit):
     return sorted(off | (actual.keys() ^ expected.keys()))
 
 
-def check_sums(out, case):
-    path = out / "SHA256SUMS"
-    recorded = dict(line.split()[::-1] for line in path.read_text().splitlines()) if path.exists() else {}
-    for name in FILES:
+def check_sums(out, case, files=FILES):
+    recorded = read_sums(out)
+    for name in files:
         entry = f"{case}/{name}"
         if entry in recorded and recorded[entry] != sha256(out / entry):
             yield f"{entry} does not match SHA256SUMS"
@@ -337,10 +342,10 @@ def check_negative_control(inputs, record, expected, limit):
             yield f"negative control: a changed {name} passes"
 
 
-def attention_cases(out):
-    """Folders of attention goldens; goldens of other kinds may lie beside them."""
+def goldens_of(out, kind):
+    """Folders of the goldens of one kind; others may lie beside them."""
     records = sorted(out.glob("*/case.json"))
-    return [path.parent.name for path in records if json.loads(path.read_text()).get("kind") == "attention"]
+    return [path.parent.name for path in records if json.loads(path.read_text()).get("kind") == kind]
 
 
 def verify_case(out, case, limit):
@@ -380,7 +385,7 @@ def main():
         return 3
     if args.verify:
         out = args.out or HERE
-        present = attention_cases(out)
+        present = goldens_of(out, "attention")
         cases = args.cases or present
         if not cases or set(cases) - set(present):
             parser.error(f"{out} holds these attention cases: {', '.join(present) or 'none'}")

@@ -42,7 +42,11 @@ at::Tensor masked_logits(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return logits;
 }
 
-// Plain matrix arithmetic in the accumulate type: any device and dtype, memory grows with Sq x Sk.
+// Plain matrix arithmetic in the accumulate type: any device and dtype. Runs of query rows are
+// worked on one after the other, so that there are at most this many logits at a time (1 GiB in
+// fp64); rows are independent, gradients of k and v add up over the runs.
+constexpr int64_t kMostLogits = int64_t{1} << 27;
+
 class MathAttention final : public LocalAttention {
  public:
   std::string name() const override { return "math"; }
@@ -50,13 +54,18 @@ class MathAttention final : public LocalAttention {
   AttentionOutput forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const at::Tensor& key_mask, double scale) const override {
     const int64_t repeat = q.size(2) / std::max<int64_t>(1, k.size(2));
-    const at::Tensor logits = masked_logits(to_math(q, 1), to_math(k, repeat), key_mask, scale);
-    at::Tensor lse = k.size(1) == 0
-                         ? at::full({q.size(0), q.size(2), q.size(1)}, -kInf, logits.options())
-                         : at::logsumexp(logits, {-1});
-    const at::Tensor p = probabilities(logits, lse);
-    const at::Tensor out = at::matmul(p, to_math(v, repeat));
-    return {out.transpose(1, 2).to(q.scalar_type()).contiguous(), lse};
+    const at::Tensor km = to_math(k, repeat), vm = to_math(v, repeat);
+    std::vector<at::Tensor> outs, lses;
+    for (const auto& [begin, rows] : parts(q, k)) {
+      const at::Tensor qm = to_math(q.narrow(1, begin, rows), 1);
+      const at::Tensor logits = masked_logits(qm, km, key_mask, scale);
+      lses.push_back(k.size(1) == 0
+                         ? at::full({q.size(0), q.size(2), rows}, -kInf, logits.options())
+                         : at::logsumexp(logits, {-1}));
+      const at::Tensor out = at::matmul(probabilities(logits, lses.back()), vm);
+      outs.push_back(out.transpose(1, 2).to(q.scalar_type()).contiguous());
+    }
+    return {join(outs, 1), join(lses, 2)};
   }
 
   AttentionGradients backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
@@ -66,17 +75,44 @@ class MathAttention final : public LocalAttention {
       return {at::zeros_like(q), at::zeros_like(k), at::zeros_like(v)};
     }
     const int64_t repeat = q.size(2) / std::max<int64_t>(1, k.size(2));
-    const at::Tensor qm = to_math(q, 1), km = to_math(k, repeat), vm = to_math(v, repeat);
-    const at::Tensor dom = to_math(dout, 1);
-    const at::Tensor p = probabilities(masked_logits(qm, km, key_mask, scale), lse);
-    const at::Tensor delta = (dom * to_math(out, 1)).sum(-1, /*keepdim=*/true);
-    const at::Tensor dlogits = (at::matmul(dom, vm.transpose(-2, -1)) - delta).mul_(p);
-    return {from_math(at::matmul(dlogits, km).mul_(scale), q, 1),
-            from_math(at::matmul(dlogits.transpose(-2, -1), qm).mul_(scale), k, repeat),
-            from_math(at::matmul(p.transpose(-2, -1), dom), v, repeat)};
+    const at::Tensor km = to_math(k, repeat), vm = to_math(v, repeat);
+    std::vector<at::Tensor> dqs;
+    at::Tensor dk, dv;
+    const auto add = [](at::Tensor& sum, const at::Tensor& share) {
+      sum = sum.defined() ? sum.add_(share) : share;
+    };
+    for (const auto& [begin, rows] : parts(q, k)) {
+      const auto cut = [&, b = begin, n = rows](const at::Tensor& x) {
+        return to_math(x.narrow(1, b, n), 1);
+      };
+      const at::Tensor qm = cut(q), dom = cut(dout);
+      const at::Tensor p =
+          probabilities(masked_logits(qm, km, key_mask, scale), lse.narrow(2, begin, rows));
+      const at::Tensor delta = (dom * cut(out)).sum(-1, /*keepdim=*/true);
+      const at::Tensor dlogits = (at::matmul(dom, vm.transpose(-2, -1)) - delta).mul_(p);
+      dqs.push_back(from_math(at::matmul(dlogits, km).mul_(scale), q.narrow(1, begin, rows), 1));
+      add(dk, at::matmul(dlogits.transpose(-2, -1), qm).mul_(scale));
+      add(dv, at::matmul(p.transpose(-2, -1), dom));
+    }
+    return {join(dqs, 1), from_math(dk, k, repeat), from_math(dv, v, repeat)};
   }
 
  private:
+  // Runs of query rows (begin, count); one run unless the logits are too many.
+  static std::vector<std::pair<int64_t, int64_t>> parts(const at::Tensor& q, const at::Tensor& k) {
+    const int64_t all = q.size(1), per_row = q.size(0) * q.size(2) * k.size(1);
+    const int64_t most = std::max<int64_t>(1, kMostLogits / std::max<int64_t>(1, per_row));
+    if (all <= most) return {{0, all}};
+    std::vector<std::pair<int64_t, int64_t>> runs;
+    for (int64_t begin = 0; begin < all; begin += most) {
+      runs.emplace_back(begin, std::min(most, all - begin));
+    }
+    return runs;
+  }
+  static at::Tensor join(const std::vector<at::Tensor>& runs, int64_t dim) {
+    return runs.size() == 1 ? runs[0] : at::cat(runs, dim);
+  }
+
   // exp(logits - lse); rows with lse = -inf (no key) are zeros.
   static at::Tensor probabilities(const at::Tensor& logits, const at::Tensor& lse) {
     return at::exp(logits - lse.masked_fill(lse.eq(-kInf), kInf).unsqueeze(-1));
@@ -102,7 +138,7 @@ std::string backends_that(bool masked, at::ScalarType dtype, const char* device)
 
 const std::vector<LocalBackendInfo>& local_backends() {
   static const std::vector<LocalBackendInfo> backends = {
-      {"math", "any", true, true, true, true, true, "memory grows with Sq x Sk"},
+      {"math", "any", true, true, true, true, true, "1 GiB of logits at a time"},
       {"cpu_flash", "cpu", true, true, true, true, true, "bitwise only with one intra-op thread"},
       {"cuda_flash", "cuda", false, false, false, true, false, "dq varies between runs"},
       {"cudnn", "cuda", true, false, false, true, false, "dq varies between runs"},

@@ -159,7 +159,7 @@ Tensor SequenceParallelAttention::Impl::gather_stream(const Tensor& own, size_t 
 
 Tensor SequenceParallelAttention::Impl::gather_adjoint(const Tensor& dout, size_t stream) const {
   using plan::GradientConvention;
-  const Tensor own = own_rows(dout, stream);
+  Tensor own = own_rows(dout, stream);
   if (plan_.convention == GradientConvention::kSliceThenScaleLoss) return own;
   if (plan_.convention == GradientConvention::kSliceTimesSp) return own * plan_.sp();
   const CollectiveScope scope(plan_.streams[stream].name + ".gather");

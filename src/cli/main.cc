@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/run_main.h"
+#include "cli/inspect_options.h"
 #include "cli/nearest.h"
 #include "cli/verify_options.h"
 
@@ -90,6 +91,30 @@ void add_verify(CLI::App& app, cli::VerifyOptions& o) {
       "internal error");
 }
 
+void add_inspect(CLI::App& app, cli::InspectOptions& o) {
+  CLI::App* inspect = app.add_subcommand(
+      "inspect", "Show a model's size, work and sharding plan, and what a mesh makes of them");
+  inspect->add_option("model", o.path, "config.json, or a folder that holds one")->required();
+  inspect->add_option("--mesh", o.mesh, "Ranks, like dp1.ring2.ulysses4")->capture_default_str();
+  inspect->add_option("--size", o.size, "HEIGHTxWIDTH in pixels")->capture_default_str();
+  inspect->add_option("--frames", o.frames, "Frames of a video (default: 81)");
+  inspect->add_option("--text", o.text, "Text tokens (default: 512; SD3: 333)");
+  inspect->add_option("--batch", o.batch, "Samples of a replica")->capture_default_str();
+  inspect->add_option("--token-split", o.token_split, "uneven or padded")->capture_default_str();
+  inspect->add_option("--head-split", o.head_split, "even, uneven or padded")
+      ->capture_default_str();
+  inspect->add_option("--ring-mode", o.ring_mode, "rotate or allgather")->capture_default_str();
+  inspect->add_option("--text-placement", o.text_placement, "sharded or replicated")
+      ->capture_default_str();
+  inspect->add_option("--json", o.json, "Write the same numbers as JSON");
+  inspect->footer(
+      "Examples:\n"
+      "  ./shardproof inspect Qwen-Image/transformer --mesh ring2.ulysses4\n"
+      "  ./shardproof inspect config.json --mesh ulysses5 --head-split padded --json f.json\n"
+      "Weights are not needed. Exit codes: 0 shown, 2 bad usage or input, 3 the machine lacks "
+      "something");
+}
+
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -132,6 +157,8 @@ int run(int argc, char** argv) {
   app.footer("The launcher adds: setup, build, test, clean.");
   cli::VerifyOptions verify;
   add_verify(app, verify);
+  cli::InspectOptions inspect;
+  add_inspect(app, inspect);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
@@ -144,6 +171,7 @@ int run(int argc, char** argv) {
     fmt::print("{}", app.help());
     return static_cast<int>(ErrorKind::kBadInput);
   }
+  if (app.got_subcommand("inspect")) return load<cli::RunInspect>(cli::kRunInspect)(inspect);
   verify.command = command_line(argc, argv);
   verify.source_dir = SHARDPROOF_SOURCE_DIR;
   return load<cli::RunVerify>(cli::kRunVerify)(verify);

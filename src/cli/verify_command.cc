@@ -10,9 +10,13 @@
 #include "cli/nearest.h"
 #include "cli/verify_options.h"
 #include "comm/device.h"
+#include "verify/attention/attention_check.h"
+#include "verify/case_id.h"
 #include "verify/dtype.h"
+#include "verify/models/model_check.h"
 #include "verify/runner.h"
 #include "verify/suites/attention_suite.h"
+#include "verify/suites/model_suite.h"
 #include "verify/verdict/html_writer.h"
 #include "verify/verdict/json_writer.h"
 #include "verify/verdict/junit_writer.h"
@@ -22,15 +26,19 @@ namespace shardproof::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using verify::AttentionCase;
-using Goldens = std::map<std::string, verify::AttentionGolden>;
+
+// By kind and name; cases point into them.
+struct Goldens {
+  std::map<std::string, verify::AttentionGolden> attention;
+  std::map<std::string, verify::ModelGolden> models;
+};
 
 void check_words(const VerifyOptions& o) {
-  const std::vector<std::string> suites = {"attention", "goldens"};
+  const std::vector<std::string> suites = {"attention", "models", "goldens"};
   for (const std::string& suite : o.suites) {
     if (std::find(suites.begin(), suites.end(), suite) != suites.end()) continue;
     const std::string near = nearest(suite, suites);
-    bad_input("unknown suite '{}'; known: attention, goldens{}", suite,
+    bad_input("unknown suite '{}'; known: attention, models, goldens{}", suite,
               near.empty() ? "" : " (did you mean " + near + "?)");
   }
   if (o.transport != "sim") {
@@ -76,51 +84,90 @@ Goldens load_goldens(const VerifyOptions& o, bool wanted) {
   Goldens goldens;
   for (const fs::path& folder : folders) {
     const std::string kind = verify::golden_kind(folder);
-    if (kind != "attention") {
+    if (kind != "attention" && kind != "model") {
       if (o.goldens.empty()) continue;
-      bad_input("golden {} is of kind '{}'; this version checks goldens of kind attention",
-                folder.string(), kind);
+      bad_input(
+          "golden {} is of kind '{}'; this version checks goldens of kind attention and model",
+          folder.string(), kind);
     }
-    verify::AttentionGolden golden = verify::load_attention_golden(folder);
-    const std::string name = golden.name;
-    if (!goldens.emplace(name, std::move(golden)).second) {
+    const std::string name = fs::canonical(folder).filename().string();
+    if (goldens.attention.contains(name) || goldens.models.contains(name)) {
       bad_input("two goldens are called '{}'; cases are told apart by the folder's name", name);
+    }
+    if (kind == "attention") {
+      goldens.attention.emplace(name, verify::load_attention_golden(folder));
+    } else {
+      goldens.models.emplace(name, verify::load_model_golden(folder));
     }
   }
   return goldens;
 }
 
-AttentionCase one_case(const VerifyOptions& o, const Goldens& goldens) {
-  AttentionCase c = AttentionCase::parse(o.case_id);
-  if (c.golden.empty()) return c;
-  const auto it = goldens.find(c.golden);
-  if (it == goldens.end()) bad_input("case '{}': there is no golden '{}'", o.case_id, c.golden);
-  verify::CaseFilter any;
-  any.sp = {c.mesh.sp()};
-  for (const AttentionCase& known : verify::golden_cases(it->second, any, false)) {
-    if (known.id() == c.id() || known.id() == o.case_id) return known;
+// The case that is called `id` among those that a golden offers on the id's mesh.
+template <class C>
+C golden_case(const std::string& id, const std::vector<C>& offered) {
+  for (const C& known : offered) {
+    if (known.id() == C::parse(id).id() || known.id() == id) return known;
   }
-  bad_input("case '{}': the golden cannot be run like that", o.case_id);
+  bad_input("case '{}': the golden cannot be run like that", id);
 }
 
-std::vector<AttentionCase> choose_cases(const VerifyOptions& o, const Goldens& goldens) {
-  if (!o.case_id.empty()) return {one_case(o, goldens)};
+std::vector<verify::CasePtr> one_case(const VerifyOptions& o, const Goldens& goldens) {
+  if (o.case_id.starts_with("models/")) {
+    return verify::model_checks({verify::ModelCase::parse(o.case_id)});
+  }
+  const verify::CaseIdParts parts =
+      verify::parse_case_id(o.case_id, {"attention", "models", "goldens"});
+  if (parts.suite == "attention") {
+    return verify::attention_checks({verify::AttentionCase::parse(o.case_id)});
+  }
+  verify::CaseFilter any;
+  any.sp = {parts.mesh.sp()};
+  if (const auto it = goldens.models.find(parts.subject); it != goldens.models.end()) {
+    any.backend = verify::ModelCase::parse(o.case_id).parallel.backend;
+    const auto offered = verify::golden_model_cases(it->second, any, false);
+    return verify::model_checks({golden_case(o.case_id, offered)}, goldens.models);
+  }
+  const auto it = goldens.attention.find(parts.subject);
+  if (it == goldens.attention.end()) {
+    bad_input("case '{}': there is no golden '{}'", o.case_id, parts.subject);
+  }
+  any.backend = verify::AttentionCase::parse(o.case_id).backend;
+  const auto offered = verify::golden_cases(it->second, any, false);
+  return verify::attention_checks({golden_case(o.case_id, offered)}, goldens.attention);
+}
+
+bool wants(const VerifyOptions& o, const std::string& suite) {
+  if (!o.goldens.empty()) return suite == "goldens";
+  return o.suites.empty() || std::find(o.suites.begin(), o.suites.end(), suite) != o.suites.end();
+}
+
+std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens& goldens) {
+  if (!o.case_id.empty()) return one_case(o, goldens);
   const verify::CaseFilter filter = make_filter(o);
-  const auto asked = [&](const char* suite) {
-    if (!o.goldens.empty()) return std::string(suite) == "goldens";
-    return o.suites.empty() || std::find(o.suites.begin(), o.suites.end(), suite) != o.suites.end();
-  };
-  std::vector<AttentionCase> cases;
-  const auto add = [&](std::vector<AttentionCase> more) {
+  std::vector<verify::CasePtr> cases;
+  const auto add = [&](std::vector<verify::CasePtr> more) {
     cases.insert(cases.end(), more.begin(), more.end());
   };
   if (o.random_cases > 0) {
-    add(verify::random_attention_cases(filter, o.seed, o.random_cases));
-    return cases;
+    const auto random = verify::random_attention_cases(filter, o.seed, o.random_cases);
+    return verify::attention_checks(random);
   }
-  if (asked("attention")) add(verify::attention_suite(filter, o.seed, o.quick));
-  if (asked("goldens")) {
-    for (const auto& [name, golden] : goldens) add(verify::golden_cases(golden, filter, o.quick));
+  if (wants(o, "attention")) {
+    add(verify::attention_checks(verify::attention_suite(filter, o.seed, o.quick)));
+  }
+  if (wants(o, "models")) {
+    add(verify::model_checks(verify::model_suite(filter, o.seed, o.quick)));
+  }
+  if (wants(o, "goldens")) {
+    for (const auto& [name, golden] : goldens.attention) {
+      add(verify::attention_checks(verify::golden_cases(golden, filter, o.quick),
+                                   goldens.attention));
+    }
+    for (const auto& [name, golden] : goldens.models) {
+      add(verify::model_checks(verify::golden_model_cases(golden, filter, o.quick),
+                               goldens.models));
+    }
   }
   if (cases.empty()) {
     bad_input("no case fits these options; widen --sp, --ring, --dp or --dtype");
@@ -155,11 +202,9 @@ int run_verify(const VerifyOptions& o) {
   check_outputs(o);
   const verify::RunOptions run = run_options(o);
   const bool all_goldens = o.case_id.starts_with("goldens/") ||
-                           (o.case_id.empty() && o.random_cases == 0 &&
-                            (o.suites.empty() || std::find(o.suites.begin(), o.suites.end(),
-                                                           "goldens") != o.suites.end()));
+                           (o.case_id.empty() && o.random_cases == 0 && wants(o, "goldens"));
   const Goldens goldens = load_goldens(o, all_goldens);
-  const std::vector<AttentionCase> cases = choose_cases(o, goldens);
+  const std::vector<verify::CasePtr> cases = choose_cases(o, goldens);
 
   verify::Verdict verdict;
   verdict.commit = commit();
@@ -168,7 +213,7 @@ int run_verify(const VerifyOptions& o) {
   verdict.machine = describe_machine(run.device);
   verdict.started = utc_now();
   const auto start = std::chrono::steady_clock::now();
-  verdict.cases = verify::run_cases(cases, goldens, {}, run);
+  verdict.cases = verify::run_cases(cases, run);
   verdict.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const auto skipped = [](const verify::CaseResult& r) {
     return r.status == verify::Status::kSkip;

@@ -26,7 +26,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kLargestHeader = 100'000'000;  // the reference implementation's limit
 constexpr size_t kMostDimensions = 64;            // LibTorch's iterators take no more
-constexpr uintptr_t kAlignment = 64;
+constexpr uintptr_t kLineBytes = 64;
 constexpr char kMetadataKey[] = "__metadata__";
 
 struct Dtype {
@@ -270,7 +270,7 @@ const SafetensorsEntry& SafetensorsFile::entry(std::string_view name) const {
                          fmt::join(known, ", "), state_->index.size() > kShown ? ", ..." : ""));
 }
 
-at::Tensor SafetensorsFile::tensor(std::string_view name) const {
+at::Tensor SafetensorsFile::tensor(std::string_view name, Alignment alignment) const {
   const SafetensorsEntry& found = entry(name);
   const std::optional<at::ScalarType> type = find_dtype(found.dtype)->type;
   if (!type) {
@@ -282,7 +282,8 @@ at::Tensor SafetensorsFile::tensor(std::string_view name) const {
   const std::string_view bytes(data, found.end - found.begin);
   if (*type == at::kBool) require_booleans(bytes, found, state_->file);
   const auto options = at::TensorOptions(*type);
-  if (!bytes.empty() && reinterpret_cast<uintptr_t>(data) % kAlignment == 0) {
+  const uintptr_t unit = alignment == Alignment::kLine ? kLineBytes : c10::elementSize(*type);
+  if (!bytes.empty() && reinterpret_cast<uintptr_t>(data) % unit == 0) {
     return at::from_blob(
         data, found.shape, [map = state_->mapping](void*) {}, options);
   }

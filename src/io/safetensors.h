@@ -22,6 +22,16 @@ struct SafetensorsEntry {
   uint64_t begin, end;         // bytes, half open, from the start of the data (not of the file)
 };
 
+// Which data a tensor shares with the mapped file; other data is copied.
+enum class Alignment {
+  // At multiples of 64 bytes of memory: kernels give other bits for operands off such a line.
+  kLine,
+  // At multiples of the element's size, less than which C++ does not allow. For tensors that are
+  // copied before anything is computed with them. The reference writer aligns its data to 8 bytes
+  // and no more: kLine may copy a whole file of it, kElement nothing.
+  kElement,
+};
+
 // A file that is open for reading; a cheap copy.
 //
 // The file is mapped into memory (privately), not read, and each tensor keeps the mapping alive:
@@ -45,12 +55,11 @@ class SafetensorsFile {
   const SafetensorsEntry& entry(std::string_view name) const;  // kBadInput where there is none
   const std::map<std::string, std::string>& metadata() const;
 
-  // A contiguous CPU tensor of the entry's shape. Data that lies at a multiple of 64 bytes is
-  // shared with the mapping, other data is copied: kernels give other bits for operands off a
-  // 64-byte line. Errors, of kind kBadInput: no such tensor; a dtype of the format that is not
-  // among F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL; a BOOL that is neither 0 nor 1 (undefined
+  // A contiguous CPU tensor of the entry's shape, shared with the mapping where its data is
+  // aligned, else a copy. Errors, of kind kBadInput: no such tensor; a dtype of the format that is
+  // not among F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL; a BOOL that is neither 0 nor 1 (undefined
   // behaviour as a C++ bool).
-  at::Tensor tensor(std::string_view name) const;
+  at::Tensor tensor(std::string_view name, Alignment alignment = Alignment::kLine) const;
 
  private:
   struct State;

@@ -76,7 +76,8 @@ std::vector<HeadShard> cut_heads(const AttentionPlanOptions& o) {
 std::vector<int64_t> rank_major_tokens(const AttentionPlan& plan, int ring_rank) {
   std::vector<int64_t> tokens;
   for (int u = 0; u < plan.mesh.ulysses; ++u) {
-    const auto sp_rank = static_cast<size_t>(ring_rank * plan.mesh.ulysses + u);
+    const auto sp_rank = static_cast<size_t>(ring_rank) * static_cast<size_t>(plan.mesh.ulysses) +
+                         static_cast<size_t>(u);
     for (size_t s = 0; s < plan.streams.size(); ++s) {
       const Interval rows = plan.streams[s].shards[sp_rank];
       for (int64_t t = rows.begin; t < rows.end; ++t) {

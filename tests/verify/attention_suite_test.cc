@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "tests/file_support.h"
+#include "verify/attention/attention_check.h"
 #include "verify/dtype.h"
 #include "verify/runner.h"
 
@@ -226,7 +227,7 @@ bool has_bitwise_pass(const CaseResult& result) {
 }
 
 void check_tight(const std::vector<AttentionCase>& cases) {
-  const std::vector<CaseResult> results = run_cases(cases, {}, {}, {});
+  const std::vector<CaseResult> results = run_cases(attention_checks(cases), {});
   int bitwise = 0;
   for (size_t i = 0; i < cases.size(); ++i) {
     const CaseResult& result = results[i];

@@ -1,6 +1,7 @@
 // Every planted attention fault is caught by the default suite, in every dtype, at sp = 2 and 8,
 // and the verdict names the right tensor.
 #include "tests/catch.h"
+#include "verify/attention/attention_check.h"
 #include "verify/dtype.h"
 #include "verify/mutants/attention_mutants.h"
 #include "verify/runner.h"
@@ -70,7 +71,8 @@ TEST_CASE("the default suite catches every planted attention fault", "[mutants]"
 TEST_CASE("without a fault the same cases pass", "[mutants]") {
   CaseFilter filter;
   filter.sp = {2, 8};
-  for (const CaseResult& result : run_cases(attention_suite(filter, 1, false), {}, {}, {})) {
+  for (const CaseResult& result :
+       run_cases(attention_checks(attention_suite(filter, 1, false)), {})) {
     INFO(result.id << ": " << result.first_wrong << result.reason);
     CHECK(result.status == Status::kPass);
   }

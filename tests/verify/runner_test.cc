@@ -11,6 +11,7 @@
 #include <set>
 
 #include "tests/file_support.h"
+#include "verify/attention/attention_check.h"
 #include "verify/mutants/attention_mutants.h"
 #include "verify/suites/attention_suite.h"
 
@@ -36,7 +37,7 @@ TEST_CASE("runner: results come in the order of the cases", "[verify][runner]") 
       reported.insert(done);
       totals.insert(all);
     };
-    const auto results = run_cases(cases, {}, {}, options);
+    const auto results = run_cases(attention_checks(cases), options);
     INFO(lanes << " lanes");
     REQUIRE(results.size() == cases.size());
     for (size_t i = 0; i < cases.size(); ++i) {
@@ -50,7 +51,7 @@ TEST_CASE("runner: results come in the order of the cases", "[verify][runner]") 
     CHECK(reported.count(cases.size()) == 1);
     CHECK(totals.count(cases.size()) == cases.size());
   }
-  CHECK(run_cases({}, {}, {}, {}).empty());
+  CHECK(run_cases(attention_checks({}), {}).empty());
 }
 
 // ---- determinism
@@ -77,13 +78,13 @@ TEST_CASE("runner: schedules and lanes change no number", "[verify][runner]") {
   const auto cases = few_cases(40);
   RunOptions first;
   first.lanes = 1;
-  const auto expected = run_cases(cases, {}, {}, first);
+  const auto expected = run_cases(attention_checks(cases), first);
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     RunOptions options;
     options.schedule_seed = seed;
     options.lanes = 1 + static_cast<int>(seed % 2);
     INFO("schedule seed " << seed);
-    check_same_numbers(expected, run_cases(cases, {}, {}, options));
+    check_same_numbers(expected, run_cases(attention_checks(cases), options));
   }
 }
 
@@ -110,7 +111,7 @@ std::vector<AttentionCase> cases_of(const Goldens& goldens) {
 TEST_CASE("runner: the product passes the goldens", "[verify][runner]") {
   const Goldens goldens = load_goldens();
   CHECK(goldens.size() >= 4);
-  for (const CaseResult& result : run_cases(cases_of(goldens), goldens, {}, {})) {
+  for (const CaseResult& result : run_cases(attention_checks(cases_of(goldens), goldens), {})) {
     INFO(result.id << ": " << result.first_wrong << result.reason);
     CHECK(result.status == Status::kPass);
   }
@@ -126,7 +127,7 @@ TEST_CASE("runner: a golden that is not what it was fails", "[verify][runner]") 
   for (auto& [name, golden] : goldens) {
     golden.dv = golden.dv * 1.001;
     for (const CaseResult& result :
-         run_cases(golden_cases(golden, filter, true), goldens, {}, {})) {
+         run_cases(attention_checks(golden_cases(golden, filter, true), goldens), {})) {
       INFO(result.id);
       CHECK(result.status == Status::kFail);
       CHECK(result.first_wrong == "v:grad");
@@ -142,7 +143,8 @@ TEST_CASE("runner: a golden that is not there is bad input before any work", "[v
   RunOptions options;
   bool worked = false;
   options.progress = [&](size_t, size_t) { worked = true; };
-  const std::string text = tests::error_text([&] { run_cases(cases, goldens, {}, options); });
+  const std::string text =
+      tests::error_text([&] { run_cases(attention_checks(cases, goldens), options); });
   CHECK(contains(text, cases.back().id()));
   CHECK(contains(text, "--golden"));
   CHECK(!worked);
@@ -186,7 +188,7 @@ TEST_CASE("runner: the replay of a failure fails in the same way", "[verify][run
     for (const int shrinks : {0, 2}) {
       RunOptions options;
       options.shrink_failures = shrinks;
-      const CaseResult result = run_cases({c}, {}, subject, options)[0];
+      const CaseResult result = run_cases(attention_checks({c}, {}, subject), options)[0];
       INFO(fault.mutant << ": " << result.replay);
       REQUIRE(result.status == Status::kFail);
       CHECK(result.id == c.id());  // the verdict is of the case that was asked for
@@ -209,7 +211,7 @@ TEST_CASE("runner: only so many failures are shrunk", "[verify][runner]") {
   for (size_t i = 0; i < cases.size(); ++i) cases[i].seed = i;
   RunOptions options;
   options.shrink_failures = 2;
-  const auto results = run_cases(cases, {}, planted("kv-swapped", c), options);
+  const auto results = run_cases(attention_checks(cases, {}, planted("kv-swapped", c)), options);
   for (size_t i = 0; i < cases.size(); ++i) {
     CHECK(results[i].status == Status::kFail);
     CHECK((case_of_replay(results[i].replay) == cases[i].id()) == (i >= 2));
@@ -218,7 +220,7 @@ TEST_CASE("runner: only so many failures are shrunk", "[verify][runner]") {
 
 TEST_CASE("runner: the replay of a golden names its folder", "[verify][runner]") {
   const Goldens goldens = load_goldens();
-  const auto results = run_cases({cases_of(goldens)[0]}, goldens, {}, {});
+  const auto results = run_cases(attention_checks({cases_of(goldens)[0]}, goldens), {});
   CHECK(contains(results[0].replay, "--case '" + results[0].id + "'"));
   CHECK(contains(
       results[0].replay,
@@ -255,7 +257,7 @@ TEST_CASE("runner: an impossible combination is a skip with its reason", "[verif
         Impossible{"attention/self/ring/ring2/fp32/h4.kv0", "0 KV heads"},
         Impossible{"attention/self/ring/ring2/fp32/@cudnn", "runs on cuda"},
         Impossible{"attention/self/ring/ring2/fp32/@flash9", "no attention backend 'flash9'"}}) {
-    const auto results = run_cases({AttentionCase::parse(i.id)}, {}, {}, {});
+    const auto results = run_cases(attention_checks({AttentionCase::parse(i.id)}), {});
     INFO(i.id << ": " << results[0].reason);
     CHECK(results[0].status == Status::kSkip);
     CHECK(contains(results[0].reason, i.reason));
@@ -267,7 +269,7 @@ TEST_CASE("runner: refused inputs are no skip", "[verify][runner]") {
   const AttentionCase c = AttentionCase::parse("attention/self/ulysses/ulysses2/fp32/default");
   AttentionSubject subject;
   subject.edit_plan = [](plan::AttentionPlan& p) { ++p.streams[0].local_rows[1]; };
-  const CaseResult result = run_cases({c}, {}, subject, {})[0];
+  const CaseResult result = run_cases(attention_checks({c}, {}, subject), {})[0];
   INFO(result.reason);
   CHECK(result.status == Status::kError);
   CHECK(contains(result.reason, "expected Float [2, 13, 4, 16]"));

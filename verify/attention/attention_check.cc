@@ -2,13 +2,12 @@
 
 #include <ATen/ATen.h>
 
-#include <chrono>
-#include <cmath>
+#include <filesystem>
 
 #include "base/error.h"
 #include "verify/attention/localise.h"
 #include "verify/budget.h"
-#include "verify/hypothesis.h"
+#include "verify/shrink.h"
 
 namespace shardproof::verify {
 namespace {
@@ -97,38 +96,53 @@ void judge_case(const AttentionCase& c, const AttentionSubject& subject, WorldPo
   }
 }
 
-}  // namespace
+class AttentionCheck final : public Case {
+ public:
+  AttentionCheck(AttentionCase c, AttentionSubject subject, const AttentionGolden* golden)
+      : case_(std::move(c)), subject_(std::move(subject)), golden_(golden) {}
 
-sim::World& WorldPool::get(int ranks) {
-  auto& world = worlds_[ranks];
-  if (!world) world = std::make_unique<sim::World>(ranks, options_);
-  return *world;
-}
+  std::string id() const override { return case_.id(); }
+  CaseResult check(WorldPool& worlds) const override {
+    return check_attention(case_, subject_, worlds, golden_);
+  }
+  std::string replay_arguments() const override {
+    if (!golden_) return {};
+    return fmt::format(" --golden '{}'", std::filesystem::proximate(golden_->folder).string());
+  }
+  CasePtr shrunk(const std::function<bool(const Case&)>& fails) const override {
+    if (golden_) return nullptr;
+    const auto with = [&](const AttentionCase& c) { return AttentionCheck(c, subject_, nullptr); };
+    return std::make_shared<AttentionCheck>(
+        with(shrink(case_, [&](const AttentionCase& c) { return fails(with(c)); })));
+  }
+
+ private:
+  AttentionCase case_;
+  AttentionSubject subject_;
+  const AttentionGolden* golden_;
+};
+
+}  // namespace
 
 CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subject,
                            WorldPool& worlds, const AttentionGolden* golden) {
-  CaseResult result;
-  result.id = c.id();
-  const auto start = std::chrono::steady_clock::now();
-  try {
-    judge_case(c, subject, worlds, golden, result);
-  } catch (const sim::CollectiveError& error) {
-    // The combination was accepted and ran without SP: a rank that refuses it is no reason to skip.
-    result.status = Status::kError;
-    result.reason = error.what();
-  } catch (const Error& error) {
-    result.status = error.kind() == ErrorKind::kBadInput ? Status::kSkip : Status::kError;
-    result.reason = error.what();
-  } catch (const c10::Error& error) {
-    result.status = Status::kError;
-    result.reason = error.what_without_backtrace();
+  return judged(c.id(), c.mesh,
+                [&](CaseResult& result) { judge_case(c, subject, worlds, golden, result); });
+}
+
+std::vector<CasePtr> attention_checks(const std::vector<AttentionCase>& cases,
+                                      const std::map<std::string, AttentionGolden>& goldens,
+                                      const AttentionSubject& subject) {
+  std::vector<CasePtr> checks;
+  for (const AttentionCase& c : cases) {
+    const auto golden = goldens.find(c.golden);
+    if (!c.golden.empty() && golden == goldens.end()) {
+      bad_input("case '{}' needs the golden '{}'; name its folder with --golden", c.id(), c.golden);
+    }
+    checks.push_back(
+        std::make_shared<AttentionCheck>(c, subject, c.golden.empty() ? nullptr : &golden->second));
   }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  result.conclude();
-  if (result.status == Status::kFail) {
-    result.hypotheses = suggest(result, c.mesh);
-  }
-  return result;
+  return checks;
 }
 
 }  // namespace shardproof::verify

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "verify/attention/expected_trace.h"
 #include "verify/attention/ownership.h"
+#include "verify/case.h"
 
 namespace shardproof::verify {
 namespace {
@@ -51,7 +52,7 @@ std::vector<StreamPart> parts_of_rank(const AttentionCase& c, const Ownership& o
 
 // The rank's rows of a whole tensor [B,S,H,D]; pad rows hold NaN.
 Tensor take_rows(const Tensor& whole, const StreamPart& part) {
-  const Tensor rows = whole.index_select(1, part.tokens + part.offset);
+  Tensor rows = whole.index_select(1, part.tokens + part.offset);
   const int64_t pads = part.rows - rows.size(1);
   if (pads <= 0) return rows;
   const Tensor poison =
@@ -245,17 +246,6 @@ class Assembly {
   AttentionTensors tensors_;
   std::string problem_;
 };
-
-CheckResult check_of(const sim::CollectiveError& error) {
-  switch (error.violation()) {
-    case sim::ViolationKind::kRace:
-      return {"race", Status::kFail, error.what()};
-    case sim::ViolationKind::kDeadlock:
-      return {"deadlock", Status::kFail, error.what()};
-    default:
-      return {"trace", Status::kFail, error.what()};
-  }
-}
 
 }  // namespace
 

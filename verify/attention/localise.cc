@@ -33,23 +33,22 @@ std::vector<int> token_ranks(const AttentionCase& c) {
 
 }  // namespace
 
-Location localise(const AttentionCase& c, TensorRole role, const Tensor& result,
-                  std::span<const double> oracle) {
-  const Tensor error = squared_error(role, result, oracle);  // [dp*B,S,H]
-  const std::vector<int> owner = token_ranks(c);
+Location localise_tokens(const comm::MeshShape& mesh, const std::vector<int>& owner,
+                         const Tensor& error) {
+  const int64_t batch = error.size(0) / mesh.dp;
   Location where;
   double worst = -1;
   Tensor of_worst;  // [S,H], zero outside the rank's tokens
-  for (int dp = 0; dp < c.mesh.dp; ++dp) {
-    const Tensor replica = error.narrow(0, dp * c.batch, c.batch).sum(0);
-    for (int r = 0; r < c.mesh.sp(); ++r) {
+  for (int dp = 0; dp < mesh.dp; ++dp) {
+    const Tensor replica = error.narrow(0, dp * batch, batch).sum(0);
+    for (int r = 0; r < mesh.sp(); ++r) {
       const Tensor mine = at::tensor(owner, at::kInt).eq(r).unsqueeze(-1);
       const Tensor part = replica.masked_fill(mine.logical_not(), 0);
       const double sum = part.sum().item<double>();
       if (sum <= worst) continue;
       worst = sum;
       of_worst = part;
-      where.rank = dp * c.mesh.sp() + r;
+      where.rank = dp * mesh.sp() + r;
     }
   }
   const Tensor by_head = of_worst.sum(0);
@@ -65,6 +64,11 @@ Location localise(const AttentionCase& c, TensorRole role, const Tensor& result,
     where.token_end = wrong[-1].item<int64_t>() + 1;
   }
   return where;
+}
+
+Location localise(const AttentionCase& c, TensorRole role, const Tensor& result,
+                  std::span<const double> oracle) {
+  return localise_tokens(c.mesh, token_ranks(c), squared_error(role, result, oracle));
 }
 
 }  // namespace shardproof::verify

@@ -45,7 +45,7 @@ class Altered final : public LocalAttention {
   Backward backward_;
 };
 
-Planted alter(Altered::Forward forward, Altered::Backward backward) {
+Planted alter(const Altered::Forward& forward, const Altered::Backward& backward) {
   AttentionSubject subject;
   subject.wrap_local = [=](Local local, int) -> Local {
     return std::make_shared<Altered>(std::move(local), forward, backward);
@@ -184,7 +184,7 @@ Planted unmask_pads(const AttentionCase& c) {
 
 Planted scale_gradients(const AttentionCase& c) {
   const double factor = c.dtype == at::kDouble || c.dtype == at::kFloat ? 0.999 : 0.9;
-  return alter({}, [factor](AttentionGradients g) {
+  return alter({}, [factor](const AttentionGradients& g) {
     return AttentionGradients{g.dq * factor, g.dk * factor, g.dv * factor};
   });
 }
@@ -195,7 +195,7 @@ Planted zero_dq(const AttentionCase& c) {
   subject.wrap_local = [rank](Local local, int world_rank) -> Local {
     if (world_rank != rank) return local;
     return std::make_shared<Altered>(std::move(local), Altered::Forward{},
-                                     [](AttentionGradients g) {
+                                     [](const AttentionGradients& g) {
                                        return AttentionGradients{at::zeros_like(g.dq), g.dk, g.dv};
                                      });
   };

@@ -152,7 +152,7 @@ std::string failures(const Verdict& verdict, int max_failures, const Paint& pain
 
 std::string to_terminal(const Verdict& verdict, const TerminalOptions& options) {
   const Paint paint(options.color);
-  const std::string last = paint.by_status(verdict.status(), outcome_line(verdict, kWidth)) + "\n";
+  std::string last = paint.by_status(verdict.status(), outcome_line(verdict, kWidth)) + "\n";
   if (options.quiet) return last;
   const Summary summary = summarize(verdict);
   return table(verdict, summary, paint) + skips(summary) +

@@ -1,0 +1,232 @@
+#include "verify/models/model_check.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/error.h"
+#include "verify/attention/localise.h"
+#include "verify/attention/ownership.h"
+#include "verify/budget.h"
+#include "verify/shrink.h"
+
+namespace shardproof::verify {
+namespace {
+
+using at::Tensor;
+
+constexpr double kGoldenLimit = 1e-12;  // fp64 against diffusers' float64
+constexpr double kFp32Allowance = 2;    // times the error of diffusers' own float32 run
+
+// Names in program order: what blocks and model return, then gradients from the last parameter to
+// the first, then those of the inputs. The first wrong one is named.
+std::vector<std::string> program_order(const ModelData& data, const ModelTensors& tensors) {
+  std::vector<std::string> order;
+  const auto add = [&](const std::string& name) {
+    if (tensors.contains(name)) order.push_back(name);
+  };
+  for (const ModelPass& pass : data.passes) {
+    for (int64_t i = 0; i < 1000; ++i) {
+      const std::string block = fmt::format("{}block.{}.", pass.prefix, i);
+      add(block + "encoder_hidden_states");
+      add(block + "hidden_states");
+      if (!tensors.contains(block + "hidden_states")) break;
+    }
+  }
+  add("output");
+  const auto& specs = data.parameters.specs();
+  for (size_t i = specs.size(); i-- > 0;) add(specs[i].name + ":grad");
+  for (const auto& [name, tensor] : tensors) {
+    if (std::find(order.begin(), order.end(), name) == order.end()) order.push_back(name);
+  }
+  return order;
+}
+
+bool is_gradient(const std::string& name) { return name.ends_with(":grad"); }
+
+TensorRole role_of(const std::string& name) {
+  if (!is_gradient(name)) return TensorRole::kModelOutput;
+  for (const char* number : {"timestep:grad", "guidance:grad", "img_ids:grad", "txt_ids:grad"}) {
+    if (name.ends_with(number)) return TensorRole::kModelConditioning;
+  }
+  return TensorRole::kModelGrad;
+}
+
+// Where in a block's result the error sits.
+std::optional<Location> locate(const ModelCase& c, const ModelData& data, const std::string& name,
+                               const Tensor& result, const Tensor& oracle) {
+  if (is_gradient(name) || name == "output" || result.dim() != 3) return {};
+  const Ownership ownership = derive_ownership(attention_of(c, data));
+  const bool text = name.ends_with("encoder_hidden_states");
+  const auto& homes = text ? ownership.text : ownership.image;
+  std::vector<int> owner;
+  for (int64_t t = 0; t < result.size(1); ++t)
+    owner.push_back(homes[static_cast<size_t>(t)].sp_rank);
+  const Tensor error = (result.to(at::kDouble) - oracle).square();
+  return localise_tokens(c.mesh, owner,
+                         at::nan_to_num(error.sum(-1, true), 1e300, 1e300, 1e300).clamp_max(1e100));
+}
+
+// The golden's value of one of our tensors; undefined where it has none.
+Tensor golden_value(const ModelGolden& golden, const std::string& name) {
+  std::string key = name;
+  if (is_gradient(name)) {
+    const std::string of = name.substr(0, name.size() - 5);
+    key = (golden.parameters.contains(of) ? "grad.param." : "grad.input.") + of;
+  }
+  const auto it = golden.expected.find(key);
+  return it == golden.expected.end() ? Tensor() : it->second;
+}
+
+std::optional<double> golden_limit(const ModelCase& c, const ModelGolden& golden,
+                                   const std::string& name) {
+  if (c.dtype == at::kDouble) return kGoldenLimit;
+  if (!is_gradient(name)) return kFp32Allowance * golden.fp32_output;
+  const bool parameter = golden.parameters.contains(name.substr(0, name.size() - 5));
+  return kFp32Allowance * (parameter ? golden.fp32_parameter_grad : golden.fp32_input_grad);
+}
+
+class Judge {
+ public:
+  Judge(const ModelCase& c, const ModelData& data, const ModelGolden* golden, at::Device device)
+      : c_(c), data_(data) {
+    // A golden is the oracle where its inputs are held exactly.
+    if (c.dtype == at::kDouble || c.dtype == at::kFloat) golden_ = golden;
+    const auto reference_policy = models::DtypePolicy::kReference;
+    if (!golden_) oracle_ = run_whole_model(c, data, at::kDouble, reference_policy, device);
+    const bool same = !golden_ && c.dtype == at::kDouble && c.policy() == reference_policy;
+    plain_ = same ? oracle_ : run_whole_model(c, data, c.dtype, c.policy(), device);
+    typical_error_ = same || golden_ ? 0 : typical_error();
+  }
+
+  void judge_all(const ModelTensors& tensors, CaseResult& result) const {
+    for (const auto& [name, x] : plain_) {
+      if (!tensors.contains(name)) {
+        result.checks.push_back({"coverage", Status::kFail, name + " was not delivered"});
+      }
+    }
+    for (const std::string& name : program_order(data_, tensors)) {
+      if (plain_.contains(name)) judge_one(name, tensors.at(name), result);
+    }
+  }
+
+ private:
+  // The median error of the gradients without SP.
+  double typical_error() const {
+    std::vector<double> errors;
+    for (const auto& [name, x] : plain_) {
+      if (role_of(name) != TensorRole::kModelGrad) continue;
+      const Tensor truth = oracle_.at(name);
+      const double norm = truth.norm().item<double>();
+      if (norm > 0) errors.push_back((x.to(at::kDouble) - truth).norm().item<double>() / norm);
+    }
+    if (errors.empty()) return 0;
+    std::nth_element(errors.begin(), errors.begin() + errors.size() / 2, errors.end());
+    return errors[errors.size() / 2];
+  }
+
+  void judge_one(const std::string& name, const Tensor& result, CaseResult& verdict) const {
+    const Tensor expected =
+        (golden_ ? golden_value(*golden_, name) : oracle_.at(name)).to(at::kDouble).contiguous();
+    const Tensor magnitude = expected.abs();
+    const auto values = [](const Tensor& x) {
+      return std::span<const double>(x.const_data_ptr<double>(), static_cast<size_t>(x.numel()));
+    };
+    if (result.sizes() != expected.sizes()) {
+      verdict.checks.push_back({"coverage", Status::kFail,
+                                fmt::format("{} has shape {}; expected {}", name,
+                                            c10::str(result.sizes()), c10::str(expected.sizes()))});
+      return;
+    }
+    Judged judged;
+    judged.name = name;
+    judged.role = role_of(name);
+    judged.typical_error = is_gradient(name) ? typical_error_ : 0;
+    judged.dtype = c_.dtype;
+    judged.result = result;
+    judged.reference = plain_.at(name);
+    judged.oracle = values(expected);
+    judged.magnitude = values(magnitude);
+    if (golden_) judged.fixed_limit = golden_limit(c_, *golden_, name);
+    Judgement judgement = judge(judged);
+    if (judgement.result.status == Status::kFail) {
+      judgement.result.where = locate(c_, data_, name, result, expected);
+    }
+    if (judgement.broken_zeros > 0) {
+      verdict.checks.push_back({"coverage", Status::kFail,
+                                fmt::format("{}: {} elements are not zero although they must be",
+                                            name, judgement.broken_zeros)});
+    }
+    verdict.tensors.push_back(std::move(judgement.result));
+  }
+
+  const ModelCase& c_;
+  const ModelData& data_;
+  const ModelGolden* golden_ = nullptr;
+  ModelTensors oracle_;  // fp64, where no golden is
+  ModelTensors plain_;   // without SP, in the case's dtype
+  double typical_error_ = 0;
+};
+
+void judge_case(const ModelCase& c, const ModelSubject& subject, WorldPool& worlds,
+                const ModelGolden* golden, CaseResult& result) {
+  const ModelData data = golden ? golden_model_data(c, *golden) : draw_model_data(c);
+  attention_of(c, data).make_plan();  // refuses impossible combinations before any work
+  const Judge judge(c, data, golden, worlds.device());
+  ModelRun run = run_parallel_model(c, data, subject, worlds.get(c.mesh.world()));
+  result.checks = std::move(run.checks);
+  if (run.completed) judge.judge_all(run.tensors, result);
+}
+
+class ModelCheck final : public Case {
+ public:
+  ModelCheck(ModelCase c, ModelSubject subject, const ModelGolden* golden)
+      : case_(std::move(c)), subject_(std::move(subject)), golden_(golden) {}
+
+  std::string id() const override { return case_.id(); }
+  CaseResult check(WorldPool& worlds) const override {
+    return check_model(case_, subject_, worlds, golden_);
+  }
+  std::string replay_arguments() const override {
+    if (!golden_) return {};
+    return fmt::format(" --golden '{}'", std::filesystem::proximate(golden_->folder).string());
+  }
+  CasePtr shrunk(const std::function<bool(const Case&)>& fails) const override {
+    if (golden_) return nullptr;
+    const auto with = [&](const ModelCase& c) { return ModelCheck(c, subject_, nullptr); };
+    return std::make_shared<ModelCheck>(
+        with(shrink(case_, [&](const ModelCase& c) { return fails(with(c)); })));
+  }
+
+ private:
+  ModelCase case_;
+  ModelSubject subject_;
+  const ModelGolden* golden_;
+};
+
+}  // namespace
+
+CaseResult check_model(const ModelCase& c, const ModelSubject& subject, WorldPool& worlds,
+                       const ModelGolden* golden) {
+  return judged(c.id(), c.mesh,
+                [&](CaseResult& result) { judge_case(c, subject, worlds, golden, result); });
+}
+
+std::vector<CasePtr> model_checks(const std::vector<ModelCase>& cases,
+                                  const std::map<std::string, ModelGolden>& goldens,
+                                  const ModelSubject& subject) {
+  std::vector<CasePtr> checks;
+  for (const ModelCase& c : cases) {
+    const auto golden = goldens.find(c.subject);
+    if (c.is_golden() && golden == goldens.end()) {
+      bad_input("case '{}' needs the golden '{}'; name its folder with --golden", c.id(),
+                c.subject);
+    }
+    checks.push_back(
+        std::make_shared<ModelCheck>(c, subject, c.is_golden() ? &golden->second : nullptr));
+  }
+  return checks;
+}
+
+}  // namespace shardproof::verify

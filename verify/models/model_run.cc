@@ -1,0 +1,271 @@
+#include "verify/models/model_run.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <limits>
+
+#include "base/error.h"
+#include "models/text_padding.h"
+#include "verify/attention/ownership.h"
+#include "verify/case.h"
+
+namespace shardproof::verify {
+namespace {
+
+using at::Tensor;
+using plan::GradientConvention;
+
+// Inputs as leaves on the device; a tensor that passes share is one leaf.
+std::vector<ModelPass> make_leaves(const std::vector<ModelPass>& passes, at::ScalarType dtype,
+                                   at::Device device) {
+  std::map<c10::TensorImpl*, Tensor> leaves;
+  std::vector<ModelPass> result = passes;
+  for (ModelPass& pass : result) {
+    for (const auto& [name, x] : pass.inputs.tensors()) {
+      Tensor& leaf = leaves[x.unsafeGetTensorImpl()];
+      if (!leaf.defined()) {
+        leaf = x.is_floating_point() ? x.to(device, dtype).detach().requires_grad_(true)
+                                     : x.to(device);
+      }
+      pass.inputs[name] = leaf;
+    }
+  }
+  return result;
+}
+
+Tensor gradient_of(const Tensor& x) {
+  return x.grad().defined() ? x.grad().cpu() : at::zeros_like(x, at::TensorOptions(at::kCPU));
+}
+
+// Forward and backward of loss = sum(cotangent * sum over passes of weight * output), on this rank.
+ModelTensors differentiate(const models::Transformer& model, const models::ParameterSet& parameters,
+                           const std::vector<ModelPass>& given, const Tensor& cotangent,
+                           const models::ParallelContext& parallel,
+                           models::ForwardOptions options) {
+  ModelTensors results;
+  const std::vector<ModelPass> passes =
+      make_leaves(given, cotangent.scalar_type(), parallel.mesh().device());
+  Tensor output;
+  for (const ModelPass& pass : passes) {
+    options.probe = [&](const std::string& name, const Tensor& value) {
+      results[pass.prefix + name] = value.detach().cpu();
+    };
+    const Tensor out = model.forward(parameters, pass.inputs, parallel, options);
+    const Tensor term = pass.weight == 1 ? out : out * pass.weight;
+    output = output.defined() ? output + term : term;
+  }
+  results["output"] = output.detach().cpu();
+  torch::autograd::backward({(output * cotangent).sum()});
+  for (const auto& [name, x] : parameters.trained()) results[name + ":grad"] = gradient_of(x);
+  for (const ModelPass& pass : passes) {
+    for (const auto& [name, x] : pass.inputs.tensors()) {
+      // What a later pass shares with the first is the first's.
+      const bool shared =
+          &pass != &passes[0] && models::TransformerInputs(passes[0].inputs)[name].is_same(x);
+      if (x.requires_grad() && !shared) results[pass.prefix + name + ":grad"] = gradient_of(x);
+    }
+  }
+  return results;
+}
+
+models::ForwardOptions forward_options(const ModelCase& c, models::DtypePolicy policy) {
+  models::ForwardOptions options;
+  options.policy = policy;
+  options.recompute = c.recompute;
+  return options;
+}
+
+// The cotangent that a rank's own loss has, so that gradients, summed over SP ranks under the
+// convention's rules, are those of the whole loss. For kSumThenSlice losses depend on the rank:
+// each element of the output counts on one rank only.
+Tensor rank_cotangent(const ModelCase& c, const Tensor& cotangent, int sp_rank) {
+  if (c.parallel.convention != GradientConvention::kSumThenSlice) return cotangent;
+  const Tensor mine = at::arange(cotangent.numel(), at::kLong).remainder(c.mesh.sp()).eq(sp_rank);
+  return cotangent.masked_fill(mine.logical_not().view(cotangent.sizes()), 0);
+}
+
+ModelTensors run_rank(const ModelCase& c, const ModelData& data, const ModelSubject& subject,
+                      sim::RankContext& rank) {
+  const comm::Mesh mesh(rank, c.mesh);
+  models::ParallelOptions split = c.parallel;
+  if (subject.edit_options) subject.edit_options(split, rank.rank());
+  const models::ParallelContext parallel(mesh, split);
+  std::vector<ModelPass> passes = replica_passes(c, data, mesh.at().dp);
+  if (c.text_aligned) {
+    for (ModelPass& pass : passes) pass.inputs = models::pad_text(pass.inputs, c.mesh.sp());
+  }
+  for (ModelPass& pass : passes) {
+    if (subject.edit_inputs) subject.edit_inputs(pass.inputs, rank.rank());
+  }
+  const Tensor cotangent = data.cotangent.narrow(0, mesh.at().dp * c.batch, c.batch);
+  return differentiate(*data.model, data.parameters.leaves(c.dtype, rank.device()), passes,
+                       rank_cotangent(c, cotangent, mesh.sp_rank()).to(rank.device(), c.dtype),
+                       parallel, forward_options(c, c.policy()));
+}
+
+// Puts the ranks' results together into whole tensors, and looks at what must be equal.
+class Assembly {
+ public:
+  Assembly(const ModelCase& c, const ModelData& data)
+      : c_(c), ownership_(derive_ownership(attention_of(c, data))) {}
+
+  ModelTensors assemble(const std::vector<ModelTensors>& ranks) {
+    ModelTensors whole;
+    for (const auto& [name, first] : ranks[0]) {
+      const bool gradient = name.ends_with(":grad");
+      std::vector<Tensor> replicas;
+      for (int dp = 0; dp < c_.mesh.dp; ++dp) {
+        std::vector<Tensor> parts;
+        for (int r = 0; r < c_.mesh.sp(); ++r) {
+          parts.push_back(ranks[static_cast<size_t>(dp * c_.mesh.sp() + r)].at(name));
+        }
+        replicas.push_back(gradient           ? sum(parts)
+                           : name == "output" ? the_same(name, parts)
+                                              : rows(name, parts));
+      }
+      whole[name] = join(name, first, replicas);
+    }
+    return whole;
+  }
+  const std::string& problem() const { return problem_; }
+
+ private:
+  void complain(const std::string& what) {
+    if (problem_.empty()) problem_ = what;
+  }
+
+  // Partial gradients add up to the gradient; convention B's are sp times too large.
+  Tensor sum(const std::vector<Tensor>& parts) const {
+    Tensor total = parts[0].to(at::kDouble);
+    for (size_t r = 1; r < parts.size(); ++r) total = total + parts[r].to(at::kDouble);
+    if (c_.parallel.convention == GradientConvention::kSliceTimesSp) total = total / c_.mesh.sp();
+    return total;
+  }
+
+  Tensor the_same(const std::string& name, const std::vector<Tensor>& parts) {
+    for (size_t r = 1; r < parts.size(); ++r) {
+      if (!at::equal(parts[0], parts[r])) {
+        complain(fmt::format("{} of SP rank {} differs from that of rank 0", name, r));
+      }
+    }
+    return parts[0];
+  }
+
+  // Each rank's rows of a token stream, in the order of the tokens.
+  Tensor rows(const std::string& name, const std::vector<Tensor>& parts) {
+    const bool text = name.ends_with("encoder_hidden_states");
+    if (text && c_.parallel.text_placement == plan::StreamPlacement::kReplicated) {
+      return the_same(name, parts).narrow(1, 0, c_.text);
+    }
+    const auto& homes = text ? ownership_.text : ownership_.image;
+    std::vector<Tensor> tokens;
+    for (const TokenHome& home : homes) {
+      const Tensor& part = parts[static_cast<size_t>(home.sp_rank)];
+      if (home.row >= part.size(1)) {
+        complain(fmt::format("{} of SP rank {} has {} rows; expected more", name, home.sp_rank,
+                             part.size(1)));
+        return at::full_like(parts[0], std::numeric_limits<double>::quiet_NaN());
+      }
+      tokens.push_back(part.narrow(1, home.row, 1));
+    }
+    const Tensor all = at::cat(tokens, 1);
+    return text ? all.narrow(1, 0, c_.text) : all;
+  }
+
+  // Replicas hold other samples; gradients of parameters, and of inputs without a batch axis, add
+  // up.
+  Tensor join(const std::string& name, const Tensor& first, const std::vector<Tensor>& replicas) {
+    Tensor all;
+    if (is_per_sample(name)) {
+      all = at::cat(replicas, 0);
+    } else {
+      all = replicas[0];
+      for (size_t dp = 1; dp < replicas.size(); ++dp) all = all + replicas[dp];
+    }
+    if (!name.ends_with("encoder_hidden_states:grad") || !c_.text_aligned) return all;
+    if (first.size(1) > c_.text &&
+        !all.narrow(1, c_.text, first.size(1) - c_.text).eq(0).all().item<bool>()) {
+      complain(name + ": padded text has a gradient");
+    }
+    return all.narrow(1, 0, c_.text);
+  }
+
+  static bool is_per_sample(const std::string& name) {
+    if (!name.ends_with(":grad")) return true;
+    std::string input = name.substr(0, name.size() - 5);
+    if (input.starts_with("negative.")) input = input.substr(9);
+    models::TransformerInputs known;
+    if (input == "img_ids" || input == "txt_ids") return false;
+    try {
+      known[input];
+    } catch (const Error&) {
+      return false;  // a parameter
+    }
+    return true;
+  }
+
+  const ModelCase& c_;
+  const Ownership ownership_;
+  std::string problem_;
+};
+
+}  // namespace
+
+AttentionCase attention_of(const ModelCase& c, const ModelData& data) {
+  bool text_in_attention = false;
+  for (const plan::TensorRule& rule : data.model->sharding_plan()) {
+    text_in_attention |= rule.use == plan::TensorUse::kSplit && rule.stream == "text";
+  }
+  AttentionCase a;
+  a.mesh = c.mesh;
+  a.batch = c.batch;
+  a.text = text_in_attention ? c.parallel_text() : 0;
+  a.image = c.all_image_tokens();
+  a.heads = a.kv_heads = c.heads;
+  a.head_dim = c.head_dim;
+  a.text_placement = c.parallel.text_placement;
+  a.token_split = c.parallel.token_split;
+  a.head_split = c.parallel.head_split;
+  a.ring_mode = c.parallel.ring_mode;
+  return a;
+}
+
+ModelTensors run_whole_model(const ModelCase& c, const ModelData& data, at::ScalarType dtype,
+                             models::DtypePolicy policy, at::Device device) {
+  models::SingleRank single(device);
+  const comm::Mesh mesh(single, {});
+  models::ParallelOptions options;
+  options.backend = c.parallel.backend;
+  const models::ParallelContext parallel(mesh, options);
+  ModelCase plain = c;
+  plain.recompute = false;  // the reference keeps its activations
+  return differentiate(*data.model, data.parameters.leaves(dtype, device), data.passes,
+                       data.cotangent.to(device, dtype), parallel, forward_options(plain, policy));
+}
+
+ModelRun run_parallel_model(const ModelCase& c, const ModelData& data, const ModelSubject& subject,
+                            sim::World& world) {
+  SP_CHECK(world.size() == c.mesh.world(), "world of {} for {}", world.size(), c.id());
+  ModelRun run;
+  std::vector<ModelTensors> ranks(static_cast<size_t>(world.size()));
+  world.set_faults(subject.faults);
+  try {
+    world.run([&](sim::RankContext& rank) {
+      ranks[static_cast<size_t>(rank.rank())] = run_rank(c, data, subject, rank);
+    });
+  } catch (const sim::CollectiveError& error) {
+    if (error.kind() != ErrorKind::kViolation) throw;
+    run.checks.push_back(check_of(error));
+    run.completed = error.ranks_returned();
+    if (!run.completed) return run;
+  }
+  Assembly assembly(c, data);
+  run.tensors = assembly.assemble(ranks);
+  run.checks.push_back(
+      {"coverage", assembly.problem().empty() ? Status::kPass : Status::kFail, assembly.problem()});
+  run.checks.push_back(check_model_trace(c, world));
+  return run;
+}
+
+}  // namespace shardproof::verify
