@@ -7,6 +7,7 @@
 #include "comm/mesh.h"
 #include "sim/world.h"
 #include "verify/attention/attention_check.h"
+#include "verify/models/model_run.h"
 
 namespace shardproof::bench {
 namespace {
@@ -61,6 +62,18 @@ void verify_case(benchmark::State& state, const std::string& id) {
   }
 }
 
+// One world from nothing: threads, groups, forward and backward of a whole model on every rank.
+void model_world(benchmark::State& state, const std::string& id, int cores) {
+  at::set_num_threads(1);
+  const auto c = verify::ModelCase::parse(id);
+  const verify::ModelData data = verify::draw_model_data(c);
+  for (auto _ : state) {
+    sim::World world(c.mesh.world(), world_options(/*checks=*/true, cores));
+    const verify::ModelRun run = verify::run_parallel_model(c, data, {}, world);
+    if (!run.completed) state.SkipWithError("the run was ended");
+  }
+}
+
 template <class Function>
 void add(const std::string& name, const Function& function) {
   benchmark::RegisterBenchmark(name.c_str(), function)
@@ -84,6 +97,15 @@ void register_micro(const Options& options) {
         [=](benchmark::State& state) { make_world(state, ranks); });
     add(fmt::format("run_nothing/ranks:{}", ranks),
         [=](benchmark::State& state) { run_nothing(state, ranks); });
+  }
+  for (const int cores : options.cores) {
+    for (const char* split :
+         {"ulysses2/fp32/ragged", "ulysses4/fp32/ragged", "ulysses8/fp32/ragged.headpad"}) {
+      add(fmt::format("model_world/qwenimage/{}/cores:{}", split, cores),
+          [=, id = std::string("models/qwenimage/ulysses/") + split](benchmark::State& state) {
+            model_world(state, id, cores);
+          });
+    }
   }
   for (const char* id :
        {"attention/self/ulysses/dp1.ring1.ulysses2/fp32/b2.i16.h4.d16#1",

@@ -67,6 +67,11 @@ echo "| --- | ---: | ---: | ---: | ---: | ---: |"
 row 'verify attention --quick' 0 verify attention --quick --quiet
 row 'verify --golden .../attention_keymask --sp 4' 0 \
   verify --golden datasets/goldens/attention_keymask --sp 4 --quiet
+for split in ulysses2/fp32/ragged ulysses4/fp32/ragged ulysses8/fp32/ragged.headpad; do
+  row "verify --case models/qwenimage/ulysses/$split" 0 \
+    verify --case "models/qwenimage/ulysses/$split" --quiet
+done
+row 'verify models --quick' 0 verify models --quick --quiet
 # A suite that does not exist is refused once LibTorch is loaded: what remains above is our work.
 row 'loading LibTorch alone' 2 verify no-such-suite
 row 'help' 0 --help
