@@ -34,7 +34,7 @@ constexpr Budget kTable[8][3] = {
     /* model grad */
     {{3.0, 1024.0, 1e9, 10.0}, {2.5, 16.0, 1e5, 10.0}, {2.5, 0.2, 128.0, 10.0}},
     /* conditioning */
-    {{3.0, 16384.0, 1e9, 10.0}, {8.0, 64.0, 1e9, 10.0}, {8.0, 1.0, 1e9, 10.0}},
+    {{3.0, 1024.0, 1e9, 10.0}, {2.5, 16.0, 1e9, 10.0}, {2.5, 0.2, 1e9, 10.0}},
 };
 
 std::vector<double> values(const at::Tensor& x) {
@@ -109,8 +109,9 @@ Judgement judge(const Judged& t) {
       unit_roundoff(t.role == TensorRole::kLse ? attention::accumulate_type(t.dtype) : t.dtype);
   const Budget budget = budget_of(t.role, t.dtype);
   const double n = independent_errors(t);
-  const double reference_error = std::max(ref.relative_l2, t.typical_error);
   const double scale = cancelled ? 1 : sp.ref_norm > 0 ? magnitude / sp.ref_norm : 0;
+  const double reference_error = std::max(
+      ref.relative_l2, t.typical_error * (t.role == TensorRole::kModelConditioning ? scale : 1));
   // Errors of few elements scatter; 1/sqrt(N) terms allow for what luck does to both sides.
   const double floor = (budget.c + 1 / std::sqrt(n)) * u * scale;
   TensorResult result;

@@ -128,7 +128,7 @@ class Flux final : public Transformer {
     const plan::AttentionPlan plan = attention_plan(in, parallel);
     Sharding sharding(sharding_plan(), plan, parallel);
     const auto attend = parallel.attention(plan, in.hidden_states.scalar_type(), false);
-    const Shared shared = prepare(root, in, sharding);
+    const Shared shared = prepare(root, in, sharding, options);
     Tensor h = root.linear("x_embedder", sharding.split("hidden_states", in.hidden_states));
     Tensor e = root.linear("context_embedder",
                            sharding.split("encoder_hidden_states", in.encoder_hidden_states));
@@ -151,10 +151,8 @@ class Flux final : public Transformer {
                                      shared.image_rope.sin};
       const std::vector<Tensor> y = options.recompute ? recompute(block, x) : block(x);
       e = y[0], h = y[1];
-      if (options.probe) {
-        options.probe(fmt::format("block.{}.encoder_hidden_states", index), e);
-        options.probe(fmt::format("block.{}.hidden_states", index), h);
-      }
+      options.tell(fmt::format("block.{}.encoder_hidden_states", index), e);
+      options.tell(fmt::format("block.{}.hidden_states", index), h);
       ++index;
     };
     for (int64_t i = 0; i < config_.num_layers; ++i)
@@ -211,15 +209,17 @@ class Flux final : public Transformer {
     }
   }
 
-  Shared prepare(const Scope& root, const TransformerInputs& in, Sharding& sharding) const {
+  Shared prepare(const Scope& root, const TransformerInputs& in, Sharding& sharding,
+                 const ForwardOptions& options) const {
     const at::ScalarType dtype = in.hidden_states.scalar_type();
     const Scope embed = root.at("time_text_embed");
-    const auto embed_time = [&](const char* name, const Tensor& t) {
-      return embed.silu_mlp(name,
-                            timestep_sinusoid(t.to(dtype) * 1000, 256, 1, dtype, root.policy()));
+    const auto embed_number = [&](const std::string& name, const Tensor& t) {
+      const Tensor x = timestep_sinusoid(t.to(dtype) * 1000, 256, 1, dtype, root.policy());
+      options.tell(name + ".sinusoid", x);
+      return embed.silu_mlp(name + "_embedder", x);
     };
-    Tensor temb = embed_time("timestep_embedder", in.timestep);
-    if (config_.guidance) temb = temb + embed_time("guidance_embedder", in.guidance);
+    Tensor temb = embed_number("timestep", in.timestep);
+    if (config_.guidance) temb = temb + embed_number("guidance", in.guidance);
     temb = temb + embed.silu_mlp("text_embedder", in.pooled_projections);
     const auto table = [&](const Tensor& ids) {
       return rope_table(ids, config_.axes, dtype, root.policy());

@@ -131,7 +131,7 @@ class QwenImage final : public Transformer {
     const auto attend = parallel.attention(plan, in.hidden_states.scalar_type(),
                                            in.encoder_hidden_states_mask.defined());
     // Shared ownership: a recomputed block runs after this function has returned.
-    const auto shared = std::make_shared<const Shared>(prepare(root, in, sharding));
+    const auto shared = std::make_shared<const Shared>(prepare(root, in, sharding, options));
     Tensor h = root.linear("img_in", sharding.split("hidden_states", in.hidden_states));
     Tensor e = root.linear(
         "txt_in",
@@ -146,10 +146,8 @@ class QwenImage final : public Transformer {
       const std::vector<Tensor> x = {e, h, shared->temb};
       const std::vector<Tensor> y = options.recompute ? recompute(block, x) : block(x);
       e = y[0], h = y[1];
-      if (options.probe) {
-        options.probe(fmt::format("block.{}.encoder_hidden_states", i), e);
-        options.probe(fmt::format("block.{}.hidden_states", i), h);
-      }
+      options.tell(fmt::format("block.{}.encoder_hidden_states", i), e);
+      options.tell(fmt::format("block.{}.hidden_states", i), h);
     }
     const auto out_mod = root.linear("norm_out.linear", at::silu(target_half(shared->temb, in)))
                              .unsqueeze(1)
@@ -199,14 +197,15 @@ class QwenImage final : public Transformer {
   }
 
   // diffusers casts the timestep to the tokens' dtype before the factor 1000.
-  Shared prepare(const Scope& root, const TransformerInputs& in, Sharding& sharding) const {
+  Shared prepare(const Scope& root, const TransformerInputs& in, Sharding& sharding,
+                 const ForwardOptions& options) const {
     const at::ScalarType dtype = in.hidden_states.scalar_type();
     Tensor t = in.timestep.to(dtype);
     if (config_.zero_cond_t) t = at::cat({t, t * 0}, 0);
     Shared shared;
-    shared.temb =
-        root.at("time_text_embed")
-            .silu_mlp("timestep_embedder", timestep_sinusoid(t, 256, 1000, dtype, root.policy()));
+    const Tensor sinusoid = timestep_sinusoid(t, 256, 1000, dtype, root.policy());
+    options.tell("timestep.sinusoid", sinusoid);
+    shared.temb = root.at("time_text_embed").silu_mlp("timestep_embedder", sinusoid);
     const auto& images = in.img_shapes[0];
     const auto device = in.hidden_states.device();
     const auto table = [&](const Tensor& positions) {

@@ -131,10 +131,10 @@ class SD3 final : public Transformer {
         parallel.attention(parallel.plan({{"image", image_tokens(in)}}, config_.heads), dtype,
                            false)};
     const Scope embed = root.at("time_text_embed");
-    const Tensor temb =
-        at::silu(embed.silu_mlp("timestep_embedder",
-                                timestep_sinusoid(in.timestep, 256, 1, dtype, options.policy)) +
-                 embed.silu_mlp("text_embedder", in.pooled_projections));
+    const Tensor sinusoid = timestep_sinusoid(in.timestep, 256, 1, dtype, options.policy);
+    options.tell("timestep.sinusoid", sinusoid);
+    const Tensor temb = at::silu(embed.silu_mlp("timestep_embedder", sinusoid) +
+                                 embed.silu_mlp("text_embedder", in.pooled_projections));
     Tensor h = embed_image(root, in, sharding);
     Tensor e = root.linear("context_embedder",
                            sharding.split("encoder_hidden_states", in.encoder_hidden_states));
@@ -147,10 +147,10 @@ class SD3 final : public Transformer {
       const std::vector<Tensor> x = {e, h, temb};
       const std::vector<Tensor> y = options.recompute ? recompute(block, x) : block(x);
       h = y[0];
-      if (options.probe) options.probe(fmt::format("block.{}.hidden_states", i), h);
+      options.tell(fmt::format("block.{}.hidden_states", i), h);
       if (config_.last(i)) break;
       e = y[1];
-      if (options.probe) options.probe(fmt::format("block.{}.encoder_hidden_states", i), e);
+      options.tell(fmt::format("block.{}.encoder_hidden_states", i), e);
     }
     const auto mod = root.linear("norm_out.linear", temb).unsqueeze(1).chunk(2, -1);
     const Tensor out = root.linear("proj_out", modulate(layer_norm(h), mod[1], mod[0]));

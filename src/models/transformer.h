@@ -37,8 +37,12 @@ struct TransformerInputs {
 struct ForwardOptions {
   DtypePolicy policy = DtypePolicy::kReference;
   bool recompute = false;  // activation checkpointing by block
-  // Told the results of each block, "block.<i>.hidden_states", ...: this rank's rows.
+  // Told the results of each block, "block.<i>.hidden_states", ...: this rank's rows; and the
+  // sinusoids of numbers, "timestep.sinusoid" [B,C]. Values are part of the graph.
   std::function<void(const std::string& name, const at::Tensor& value)> probe;
+  void tell(const std::string& name, const at::Tensor& value) const {
+    if (probe) probe(name, value);
+  }
 };
 
 class Transformer {

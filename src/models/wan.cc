@@ -139,9 +139,10 @@ class Wan final : public Transformer {
                attention::make_local_attention(parallel.options().backend, parallel.mesh().device(),
                                                dtype, false)});
     const Scope condition = root.at("condition_embedder");
-    const Tensor temb = condition.silu_mlp(
-        "time_embedder",
-        timestep_sinusoid(in.timestep, config_.freq_dim, 1, dtype, options.policy));
+    const Tensor sinusoid =
+        timestep_sinusoid(in.timestep, config_.freq_dim, 1, dtype, options.policy);
+    options.tell("timestep.sinusoid", sinusoid);
+    const Tensor temb = condition.silu_mlp("time_embedder", sinusoid);
     const Tensor modulation =
         condition.linear("time_proj", at::silu(temb)).unflatten(1, {6, -1});  // [B,6,C]
     const Tensor e = condition.gelu_mlp("text_embedder", in.encoder_hidden_states);
@@ -156,7 +157,7 @@ class Wan final : public Transformer {
       };
       const std::vector<Tensor> x = {e, h, modulation};
       h = (options.recompute ? recompute(block, x) : block(x))[0];
-      if (options.probe) options.probe(fmt::format("block.{}.hidden_states", i), h);
+      options.tell(fmt::format("block.{}.hidden_states", i), h);
     }
     // shift, scale; without the SiLU that the blocks' modulation has.
     const auto mod = (root.tensor("scale_shift_table") + temb.unsqueeze(1)).chunk(2, 1);

@@ -40,9 +40,10 @@ void read_variant(std::string_view variant, ModelCase& c) {
       c.*(flag->value) = true;
     } else if (!read_number(word, "b", c.batch) && !read_number(word, "t", c.text) &&
                !read_grid(word, c.grid) && !read_number(word, "l", c.layers) &&
-               !read_number(word, "h", c.heads) && !read_number(word, "d", c.head_dim)) {
+               !read_number(word, "h", c.heads) && !read_number(word, "d", c.head_dim) &&
+               !read_number(word, "f", c.ffn)) {
       bad_input(
-          "case variant '{}': unknown word '{}'; known: b<n> t<n> g<f>x<h>x<w> l<n> h<n> d<n> "
+          "case variant '{}': unknown word '{}'; known: b<n> t<n> g<f>x<h>x<w> l<n> h<n> d<n> f<n> "
           "ragged cfg textalign lora recompute faithful textrep tokenpad headuneven headpad A B C "
           "@<backend>",
           variant, word);
@@ -66,6 +67,9 @@ void check(const ModelCase& c) {
   }
   if (c.subject == "qwenimage_edit" && c.grid[1] < 2) {
     bad_input("case '{}': the condition image has one row less than the target", c.id());
+  }
+  if (c.ffn < 0 || (c.ffn > 0 && c.subject != "wan")) {
+    bad_input("case '{}': f<n> is the width of wan's feed-forward", c.id());
   }
   if (c.head_dim % 4 != 0 || c.head_dim < 8) {
     bad_input("case '{}': head dimensions are multiples of 4, at least 8", c.id());
@@ -102,6 +106,7 @@ std::string ModelCase::id() const {
                             : fmt::format("b{}.t{}.g{}.l{}.h{}.d{}", batch, text,
                                           fmt::format("{}x{}x{}", grid[0], grid[1], grid[2]),
                                           layers, heads, head_dim);
+  if (ffn != 0) variant += fmt::format(".f{}", ffn);
   for (const Flag& flag : kFlags) {
     const bool of_golden = is_golden() && flag.value == &ModelCase::ragged;
     if (this->*(flag.value) && !of_golden) variant += fmt::format(".{}", flag.word);

@@ -30,13 +30,14 @@ struct ModelCase {
   int64_t layers = 2;                    // l<n>; Flux: double blocks, and one single block more
   int64_t heads = 4;                     // h<n>
   int64_t head_dim = 16;                 // d<n>
-  bool ragged = false;                   // ragged: text of another length a sample, masked
-  bool guided = false;                   // cfg: two passes, positive and negative text
-  bool text_aligned = false;             // textalign: text padded to a multiple of sp, masked out
-  bool lora = false;                     // lora: adapters are trained, the rest is frozen
-  bool recompute = false;                // recompute: activation checkpointing by block
-  bool faithful = false;                 // faithful: casts where diffusers casts; 16 bits: always
-  models::ParallelOptions parallel;      // textrep tokenpad headuneven headpad A B C @<backend>
+  int64_t ffn = 0;                   // f<n>: width of Wan\'s feed-forward; 0: twice the model\'s
+  bool ragged = false;               // ragged: text of another length a sample, masked
+  bool guided = false;               // cfg: two passes, positive and negative text
+  bool text_aligned = false;         // textalign: text padded to a multiple of sp, masked out
+  bool lora = false;                 // lora: adapters are trained, the rest is frozen
+  bool recompute = false;            // recompute: activation checkpointing by block
+  bool faithful = false;             // faithful: casts where diffusers casts; 16 bits: always
+  models::ParallelOptions parallel;  // textrep tokenpad headuneven headpad A B C @<backend>
   uint64_t seed = 1;
 
   bool is_golden() const { return suite == "goldens"; }

@@ -73,7 +73,7 @@ std::string config_of(const ModelCase& c) {
       R"({{"_class_name":"WanTransformer3DModel","attention_head_dim":{},"in_channels":4,
           "out_channels":4,"text_dim":{},"num_attention_heads":{},"num_layers":{},"ffn_dim":{},
           "freq_dim":256,"patch_size":[1,2,2]}})",
-      d, kTextChannels, c.heads, c.layers, 2 * c.heads * d);
+      d, kTextChannels, c.heads, c.layers, c.ffn > 0 ? c.ffn : 2 * c.heads * d);
 }
 
 Tensor draw_parameter(const models::ParameterSpec& spec, const Draw& draw) {

@@ -38,25 +38,66 @@ Tensor gradient_of(const Tensor& x) {
   return x.grad().defined() ? x.grad().cpu() : at::zeros_like(x, at::TensorOptions(at::kCPU));
 }
 
+// What the terms of the gradients of timestep and guidance add up to in size: these gradients are
+// sums over the channels of a sinusoid, large terms that cancel.
+class SinusoidMagnitudes {
+ public:
+  // `value` = [cos | sin] of `input`'s number.
+  void watch(const std::string& input, const Tensor& value) {
+    if (!value.requires_grad()) return;
+    seen_.push_back({input, value, std::make_shared<Tensor>()});
+    value.register_hook([kept = seen_.back().grad](const Tensor& grad) { *kept = grad; });
+  }
+  // After the backward, which must have kept the graph. "<input>:grad", like the input.
+  void add_to(ModelTensors& magnitudes, const models::TransformerInputs& inputs) const {
+    for (const Seen& seen : seen_) {
+      if (!seen.grad->defined()) continue;
+      // d cos = -sin, d sin = cos: with these signs all terms are positive.
+      const auto halves = seen.value.detach().chunk(2, 1);
+      const Tensor signs = at::cat({-halves[1].sign(), halves[0].sign()}, 1);
+      const Tensor leaf = models::TransformerInputs(inputs)[seen.input];
+      const Tensor sum =
+          torch::autograd::grad({seen.value}, {leaf}, {seen.grad->abs() * signs}, true)[0];
+      Tensor& total = magnitudes[seen.input + ":grad"];
+      total = (total.defined() ? total : at::zeros_like(sum)) + sum.abs();
+    }
+  }
+
+ private:
+  struct Seen {
+    std::string input;
+    Tensor value;
+    std::shared_ptr<Tensor> grad;
+  };
+  std::vector<Seen> seen_;
+};
+
 // Forward and backward of loss = sum(cotangent * sum over passes of weight * output), on this rank.
+// `magnitudes` may be null.
 ModelTensors differentiate(const models::Transformer& model, const models::ParameterSet& parameters,
                            const std::vector<ModelPass>& given, const Tensor& cotangent,
-                           const models::ParallelContext& parallel,
-                           models::ForwardOptions options) {
+                           const models::ParallelContext& parallel, models::ForwardOptions options,
+                           ModelTensors* magnitudes = nullptr) {
+  constexpr std::string_view kSinusoid = ".sinusoid";
   ModelTensors results;
+  SinusoidMagnitudes sinusoids;
   const std::vector<ModelPass> passes =
       make_leaves(given, cotangent.scalar_type(), parallel.mesh().device());
   Tensor output;
   for (const ModelPass& pass : passes) {
     options.probe = [&](const std::string& name, const Tensor& value) {
-      results[pass.prefix + name] = value.detach().cpu();
+      if (!name.ends_with(kSinusoid)) {
+        results[pass.prefix + name] = value.detach().cpu();
+      } else if (magnitudes) {
+        sinusoids.watch(name.substr(0, name.size() - kSinusoid.size()), value);
+      }
     };
     const Tensor out = model.forward(parameters, pass.inputs, parallel, options);
     const Tensor term = pass.weight == 1 ? out : out * pass.weight;
     output = output.defined() ? output + term : term;
   }
   results["output"] = output.detach().cpu();
-  torch::autograd::backward({(output * cotangent).sum()});
+  torch::autograd::backward({(output * cotangent).sum()}, {}, magnitudes != nullptr);
   for (const auto& [name, x] : parameters.trained()) results[name + ":grad"] = gradient_of(x);
   for (const ModelPass& pass : passes) {
     for (const auto& [name, x] : pass.inputs.tensors()) {
@@ -65,6 +106,10 @@ ModelTensors differentiate(const models::Transformer& model, const models::Param
           &pass != &passes[0] && models::TransformerInputs(passes[0].inputs)[name].is_same(x);
       if (x.requires_grad() && !shared) results[pass.prefix + name + ":grad"] = gradient_of(x);
     }
+  }
+  if (magnitudes) {
+    sinusoids.add_to(*magnitudes, passes[0].inputs);
+    for (auto& [name, x] : *magnitudes) x = x.cpu().to(at::kDouble).contiguous();
   }
   return results;
 }
@@ -232,16 +277,19 @@ AttentionCase attention_of(const ModelCase& c, const ModelData& data) {
 }
 
 ModelTensors run_whole_model(const ModelCase& c, const ModelData& data, at::ScalarType dtype,
-                             models::DtypePolicy policy, at::Device device) {
+                             models::DtypePolicy policy, at::Device device,
+                             ModelTensors* magnitudes) {
   models::SingleRank single(device);
   const comm::Mesh mesh(single, {});
   models::ParallelOptions options;
-  options.backend = c.parallel.backend;
+  // The oracle in fp64 is computed by what computes in fp64.
+  options.backend = dtype == c.dtype ? c.parallel.backend : "auto";
   const models::ParallelContext parallel(mesh, options);
   ModelCase plain = c;
   plain.recompute = false;  // the reference keeps its activations
   return differentiate(*data.model, data.parameters.leaves(dtype, device), data.passes,
-                       data.cotangent.to(device, dtype), parallel, forward_options(plain, policy));
+                       data.cotangent.to(device, dtype), parallel, forward_options(plain, policy),
+                       magnitudes);
 }
 
 ModelRun run_parallel_model(const ModelCase& c, const ModelData& data, const ModelSubject& subject,

@@ -27,9 +27,11 @@ struct ModelSubject {
 // <parameter>:grad, <input>:grad; of further passes with the pass's prefix.
 using ModelTensors = std::map<std::string, at::Tensor>;
 
-// All samples at once, without sequence parallelism, computed in `dtype`.
+// All samples at once, without sequence parallelism, computed in `dtype`. `magnitudes`, if not
+// null, gets the size of what adds up to the gradients of timestep and guidance, which cancels.
 ModelTensors run_whole_model(const ModelCase& c, const ModelData& data, at::ScalarType dtype,
-                             models::DtypePolicy policy, at::Device device);
+                             models::DtypePolicy policy, at::Device device,
+                             ModelTensors* magnitudes = nullptr);
 
 struct ModelRun {
   ModelTensors tensors;

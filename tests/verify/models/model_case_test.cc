@@ -48,6 +48,8 @@ TEST_CASE("model case: mistakes are named", "[verify][models]") {
                  "only qwenimage takes a text mask"));
   CHECK(contains(mistake("models/sd3/local/ulysses1/fp64/g2x3x3"), "only wan has frames"));
   CHECK(contains(mistake("models/sd3/local/ulysses1/fp64/d6"), "multiples of 4"));
+  CHECK(contains(mistake("models/sd3/local/ulysses1/fp64/f64"), "wan's feed-forward"));
+  CHECK(ModelCase::parse("models/wan/local/ulysses1/fp64/f64").ffn == 64);
   CHECK(contains(mistake("models/sd3/local/ulysses1/fp64/t0"), "at least one sample, token"));
   CHECK(contains(mistake("attention/self/local/ulysses1/fp64/t3"), "suite models or goldens"));
   CHECK(contains(mistake("models/sd3/ulysses/ulysses1024/fp64/t3"), "up to 512 ranks"));
