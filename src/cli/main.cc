@@ -48,7 +48,7 @@ std::string command_line(int argc, char** argv) {
 void add_verify(CLI::App& app, cli::VerifyOptions& o) {
   CLI::App* verify =
       app.add_subcommand("verify", "Prove that sequence-parallel results equal non-parallel ones");
-  verify->add_option("suite", o.suites, "attention, goldens (default: all)");
+  verify->add_option("suite", o.suites, "attention, models, goldens (default: all)");
   verify->add_option("--golden", o.goldens, "Check this golden folder (or folder of goldens) only");
   verify->add_option("--case", o.case_id, "Run exactly this case");
   verify->add_option("--sp", o.sp, "Only these sequence-parallel sizes (ring x ulysses)")
