@@ -344,11 +344,12 @@ class PointToPoint final : public TensorPart {
 
 }  // namespace
 
-std::shared_ptr<TensorPart> all_to_all_part(Tensor input, Tensor output, std::vector<int64_t> send,
-                                            std::vector<int64_t> receive, size_t me,
+std::shared_ptr<TensorPart> all_to_all_part(Tensor input, Tensor output,
+                                            const std::vector<int64_t>& send,
+                                            const std::vector<int64_t>& receive, size_t me,
                                             PartOptions options) {
-  return std::make_shared<AllToAll>(std::move(input), std::move(output), send, std::move(receive),
-                                    me, std::move(options));
+  return std::make_shared<AllToAll>(std::move(input), std::move(output), send, receive, me,
+                                    std::move(options));
 }
 std::shared_ptr<TensorPart> all_gather_part(Tensor input, Tensor output, PartOptions options) {
   return std::make_shared<AllGather>(std::move(input), std::move(output), std::move(options));

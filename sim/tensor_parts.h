@@ -63,8 +63,9 @@ enum class ReduceOperation { kSum, kAverage, kMax, kMin, kProduct };
 
 // Counts are elements per member of the group; `me` is this rank's index.
 std::shared_ptr<TensorPart> all_to_all_part(at::Tensor input, at::Tensor output,
-                                            std::vector<int64_t> send, std::vector<int64_t> receive,
-                                            size_t me, PartOptions options);
+                                            const std::vector<int64_t>& send,
+                                            const std::vector<int64_t>& receive, size_t me,
+                                            PartOptions options);
 std::shared_ptr<TensorPart> all_gather_part(at::Tensor input, at::Tensor output,
                                             PartOptions options);
 std::shared_ptr<TensorPart> reduce_scatter_part(at::Tensor input, at::Tensor output,
