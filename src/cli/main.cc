@@ -75,7 +75,8 @@ void add_verify(CLI::App& app, cli::VerifyOptions& o) {
       ->add_option("--schedule-seed", o.schedule_seed,
                    "Permutes the order in which ranks run; results must not change")
       ->capture_default_str();
-  verify->add_option("--random", o.random_cases, "Run this many random attention cases instead");
+  verify->add_option("--random", o.random_cases,
+                     "Run this many random cases of each named suite instead (default: attention)");
   verify->add_flag("--quick", o.quick, "A part of the suite that still holds every mode and dtype");
   verify->add_flag("--quiet", o.quiet, "Print the last line only");
   verify->add_option("--json", o.json, "Write the verdict as JSON");

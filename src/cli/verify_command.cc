@@ -150,8 +150,17 @@ std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens&
     cases.insert(cases.end(), more.begin(), more.end());
   };
   if (o.random_cases > 0) {
-    const auto random = verify::random_attention_cases(filter, o.seed, o.random_cases);
-    return verify::attention_checks(random);
+    const auto named = [&](const char* suite) {
+      return std::find(o.suites.begin(), o.suites.end(), suite) != o.suites.end();
+    };
+    if (o.suites.empty() || named("attention")) {
+      add(verify::attention_checks(verify::random_attention_cases(filter, o.seed, o.random_cases)));
+    }
+    if (named("models")) {
+      add(verify::model_checks(verify::random_model_cases(filter, o.seed, o.random_cases)));
+    }
+    if (cases.empty()) bad_input("--random draws cases of the suites attention and models");
+    return cases;
   }
   if (wants(o, "attention")) {
     add(verify::attention_checks(verify::attention_suite(filter, o.seed, o.quick)));

@@ -162,7 +162,7 @@ class Flux final : public Transformer {
     }
     const auto mod = root.linear("norm_out.linear", shared.temb).unsqueeze(1).chunk(2, -1);
     const Tensor out = root.linear("proj_out", modulate(layer_norm(h), mod[1], mod[0]));
-    const Tensor whole = sharding.gather("output", out);
+    Tensor whole = sharding.gather("output", out);
     sharding.finish();
     return whole;
   }

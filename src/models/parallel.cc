@@ -78,7 +78,7 @@ Tensor Sharding::split(const std::string& tensor, const Tensor& x) {
   }
   if (plan.placement == StreamPlacement::kReplicated) return x;
   const auto rank = static_cast<size_t>(parallel_.mesh().sp_rank());
-  const Tensor rows = x.narrow(rule.dim, plan.shards[rank].begin, plan.shards[rank].size());
+  Tensor rows = x.narrow(rule.dim, plan.shards[rank].begin, plan.shards[rank].size());
   const int64_t pads = plan.local_rows[rank] - plan.shards[rank].size();
   if (pads == 0) return rows;
   auto shape = x.sizes().vec();

@@ -153,7 +153,7 @@ class QwenImage final : public Transformer {
                              .unsqueeze(1)
                              .chunk(2, -1);  // scale, shift
     const Tensor out = root.linear("proj_out", modulate(layer_norm(h), out_mod[1], out_mod[0]));
-    const Tensor whole = sharding.gather("output", out);
+    Tensor whole = sharding.gather("output", out);
     sharding.finish();
     return whole;
   }

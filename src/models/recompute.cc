@@ -30,7 +30,7 @@ class Recompute : public autograd::Function<Recompute> {
   }
 
   static autograd::variable_list backward(autograd::AutogradContext* ctx,
-                                          autograd::variable_list douts) {
+                                          const autograd::variable_list& douts) {
     const auto capsule = ctx->saved_data["context"].toCapsule();
     const auto& context = static_cast<const BlockContext&>(*capsule);
     std::vector<Tensor> inputs;

@@ -156,7 +156,7 @@ class SD3 final : public Transformer {
     const Tensor out = root.linear("proj_out", modulate(layer_norm(h), mod[1], mod[0]));
     const int64_t p = config_.patch_size;
     const Patch grid = {1, in.hidden_states.size(2) / p, in.hidden_states.size(3) / p};
-    const Tensor whole = sharding.gather("output", out);
+    Tensor whole = sharding.gather("output", out);
     sharding.finish();
     return from_patches(whole, grid, {1, p, p}).squeeze(2);
   }

@@ -439,7 +439,8 @@ TEST_CASE("threads that others made become ranks, run after run", "[world]") {
   World world(4);
   std::atomic<int> right{0};
   on_threads(4, [&](int r) {
-    // A thread's first question is answered with, and sets, what any thread of the process set last.
+    // A thread's first question is answered with, and sets, what any thread of the process set
+    // last.
     at::get_num_threads();
     at::set_num_threads(2);
     for (int round = 0; round < 50; ++round) {

@@ -20,9 +20,9 @@ constexpr double kGuidanceWeight =
     4;  // of classifier-free guidance: negative + 4 (positive - negative)
 
 // Normal numbers in fp64 from a stream per name: adding a tensor leaves the others as they are.
-class Draw {
+class NamedDraw {
  public:
-  explicit Draw(uint64_t seed) : seed_(seed) {}
+  explicit NamedDraw(uint64_t seed) : seed_(seed) {}
   Tensor normal(const std::string& name, at::IntArrayRef shape) const {
     at::Generator generator = stream(name);
     return at::randn(shape, generator, at::kDouble);
@@ -76,7 +76,7 @@ std::string config_of(const ModelCase& c) {
       d, kTextChannels, c.heads, c.layers, c.ffn > 0 ? c.ffn : 2 * c.heads * d);
 }
 
-Tensor draw_parameter(const models::ParameterSpec& spec, const Draw& draw) {
+Tensor draw_parameter(const models::ParameterSpec& spec, const NamedDraw& draw) {
   const Tensor x = draw.normal(spec.name, spec.shape);
   if (spec.name.ends_with(".bias")) return 0.1 * x;
   // Peaked attention: a wrong key or mask changes much.
@@ -92,19 +92,21 @@ Tensor draw_parameter(const models::ParameterSpec& spec, const Draw& draw) {
 bool is_low(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
 
 // In [0, 1); in 16 bits among numbers whose product with 1000 is exact.
-Tensor draw_times(const ModelCase& c, int64_t samples, const Draw& draw, const std::string& name) {
+Tensor draw_times(const ModelCase& c, int64_t samples, const NamedDraw& draw,
+                  const std::string& name) {
   if (is_low(c.dtype)) return at::pow(2.0, -draw.integers(name, 1, 4, {samples}).to(at::kDouble));
   return draw.integers(name, 1, 1000, {samples}).to(at::kDouble) / 1000 + 0.00025;
 }
 
 // true = valid; the last sample has all its tokens.
-Tensor ragged_mask(int64_t samples, int64_t tokens, const Draw& draw, const std::string& name) {
+Tensor ragged_mask(int64_t samples, int64_t tokens, const NamedDraw& draw,
+                   const std::string& name) {
   Tensor lengths = draw.integers(name, 1, tokens + 1, {samples});
   lengths[samples - 1] = tokens;
   return at::arange(tokens, at::kLong).unsqueeze(0).lt(lengths.unsqueeze(1));
 }
 
-TransformerInputs draw_inputs(const ModelCase& c, const Draw& draw) {
+TransformerInputs draw_inputs(const ModelCase& c, const NamedDraw& draw) {
   const int64_t samples = c.mesh.dp * c.batch;
   const auto [f, h, w] = c.grid;
   TransformerInputs in;
@@ -138,7 +140,8 @@ TransformerInputs draw_inputs(const ModelCase& c, const Draw& draw) {
 }
 
 // The second pass of guidance: the same latents and times, other text.
-ModelPass negative_pass(const ModelCase& c, const TransformerInputs& positive, const Draw& draw) {
+ModelPass negative_pass(const ModelCase& c, const TransformerInputs& positive,
+                        const NamedDraw& draw) {
   ModelPass pass{1 - kGuidanceWeight, positive, "negative."};
   pass.inputs.encoder_hidden_states =
       draw.normal("negative text", positive.encoder_hidden_states.sizes());
@@ -172,7 +175,7 @@ void round_parameters(models::ParameterSet& parameters, at::ScalarType dtype) {
   }
 }
 
-void add_adapters(const ModelCase& c, models::ParameterSet& parameters, const Draw& draw) {
+void add_adapters(const ModelCase& c, models::ParameterSet& parameters, const NamedDraw& draw) {
   models::LoraConfig config;
   config.rank = 4;
   config.alpha = 6;
@@ -187,7 +190,7 @@ void add_adapters(const ModelCase& c, models::ParameterSet& parameters, const Dr
 }  // namespace
 
 ModelData draw_model_data(const ModelCase& c) {
-  const Draw draw(c.seed);
+  const NamedDraw draw(c.seed);
   std::shared_ptr<const models::Transformer> model =
       models::make_transformer(parse_json(config_of(c), c.id()));
   ModelData data{model, models::ParameterSet(model->parameter_specs()), {}, {}};
@@ -199,10 +202,12 @@ ModelData draw_model_data(const ModelCase& c) {
   if (c.guided) data.passes.push_back(negative_pass(c, data.passes[0].inputs, draw));
   round_parameters(data.parameters, c.dtype);
   round_inputs(data.passes, c.dtype);
-  // The output has the latents' shape: all models predict a velocity.
-  data.cotangent = draw.normal("cotangent", data.passes[0].inputs.hidden_states.sizes())
-                       .to(c.dtype)
-                       .to(at::kDouble);
+  // The output has the latents' shape: all models predict a velocity. In fp16 the loss is scaled
+  // down, or the gradient of a timestep, of terms times 1000, leaves the range.
+  const double scale = c.dtype == at::kHalf ? 1.0 / 16 : 1;
+  const Tensor cotangent =
+      draw.normal("cotangent", data.passes[0].inputs.hidden_states.sizes()) * scale;
+  data.cotangent = cotangent.to(c.dtype).to(at::kDouble);
   return data;
 }
 

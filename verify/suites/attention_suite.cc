@@ -1,11 +1,11 @@
 #include "verify/suites/attention_suite.h"
 
 #include <array>
-#include <random>
 
 #include "base/error.h"
 #include "comm/random_streams.h"
 #include "verify/dtype.h"
+#include "verify/suites/draw.h"
 
 namespace shardproof::verify {
 namespace {
@@ -83,11 +83,6 @@ void dress(AttentionCase& c, int variant) {
   }
 }
 
-// Small enough to be read in an id; neighbouring numbers give unrelated seeds.
-uint64_t case_seed(uint64_t seed, uint64_t number) {
-  return comm::derive_seed(seed * 1000003 + number, 0) % 1000000;
-}
-
 }  // namespace
 
 bool CaseFilter::admits(const AttentionCase& c) const {
@@ -129,21 +124,6 @@ std::vector<AttentionCase> attention_suite(const CaseFilter& filter, uint64_t se
 }
 
 namespace {
-
-class Draw {
- public:
-  explicit Draw(uint64_t seed) : random_(seed) {}
-  int64_t between(int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(random_() % static_cast<uint64_t>(high - low + 1));
-  }
-  template <class T, size_t N>
-  T one_of(const std::array<T, N>& values, int64_t last = N - 1) {
-    return values[static_cast<size_t>(between(0, last))];
-  }
-
- private:
-  std::mt19937_64 random_;
-};
 
 // What the random cases are dealt evenly over.
 struct Cell {
