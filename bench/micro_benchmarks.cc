@@ -69,7 +69,8 @@ void model_world(benchmark::State& state, const std::string& id, int cores) {
   const verify::ModelData data = verify::draw_model_data(c);
   for (auto _ : state) {
     sim::World world(c.mesh.world(), world_options(/*checks=*/true, cores));
-    const verify::ModelRun run = verify::run_parallel_model(c, data, {}, world);
+    verify::SimRankWorld ranks(world);
+    const verify::ModelRun run = verify::run_parallel_model(c, data, {}, ranks);
     if (!run.completed) state.SkipWithError("the run was ended");
   }
 }

@@ -9,12 +9,6 @@
 
 namespace shardproof::verify {
 
-sim::World& WorldPool::get(int ranks) {
-  auto& world = worlds_[ranks];
-  if (!world) world = std::make_unique<sim::World>(ranks, options_);
-  return *world;
-}
-
 CheckResult check_of(const sim::CollectiveError& error) {
   switch (error.violation()) {
     case sim::ViolationKind::kRace:

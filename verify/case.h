@@ -1,27 +1,14 @@
 // What the runner runs: a case that judges itself, whatever it is about.
 #pragma once
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 
 #include "comm/mesh_shape.h"
-#include "sim/world.h"
+#include "verify/rank_world.h"
 #include "verify/verdict/verdict.h"
 
 namespace shardproof::verify {
-
-// Simulated worlds by size, kept because threads and their library handles are dear.
-class WorldPool {
- public:
-  explicit WorldPool(sim::WorldOptions options) : options_(std::move(options)) {}
-  sim::World& get(int ranks);
-  at::Device device() const { return options_.device; }
-
- private:
-  sim::WorldOptions options_;
-  std::map<int, std::unique_ptr<sim::World>> worlds_;
-};
 
 class Case;
 using CasePtr = std::shared_ptr<const Case>;
@@ -31,7 +18,7 @@ class Case {
   virtual ~Case() = default;
   virtual std::string id() const = 0;
   // Never throws for what the subject does wrong: that is the result.
-  virtual CaseResult check(WorldPool& worlds) const = 0;
+  virtual CaseResult check(Worlds& worlds) const = 0;
   // What a command line that replays the case needs beside --case; "" if nothing.
   virtual std::string replay_arguments() const { return {}; }
   // A small case of which `fails` holds as it does of this one; null if there is none (a golden).

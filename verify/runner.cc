@@ -43,13 +43,15 @@ std::vector<CaseResult> run_cases(const std::vector<CasePtr>& cases, const RunOp
   int lanes = options.lanes > 0          ? options.lanes
               : options.device.is_cuda() ? 1
                                          : static_cast<int>(std::thread::hardware_concurrency());
+  if (options.worlds) lanes = 1;
   lanes = std::max(1, std::min(lanes, static_cast<int>(cases.size())));
   std::vector<CaseResult> results(cases.size());
   std::atomic<size_t> next = 0, done = 0;
   std::mutex reporting;
   const auto work = [&] {
     at::set_num_threads(1);
-    WorldPool worlds(world_options(options, lanes));
+    WorldPool pool(world_options(options, lanes));
+    Worlds& worlds = options.worlds ? *options.worlds : pool;
     for (size_t i = next++; i < cases.size(); i = next++) {
       results[i] = cases[i]->check(worlds);
       results[i].replay = replay_command(*cases[i], options);
@@ -65,7 +67,7 @@ std::vector<CaseResult> run_cases(const std::vector<CasePtr>& cases, const RunOp
   work();
   for (std::thread& thread : threads) thread.join();
 
-  int shrunk = 0;
+  int shrunk = options.worlds ? options.shrink_failures : 0;  // virtual ranks only: it tries meshes
   for (size_t i = 0; i < cases.size() && shrunk < options.shrink_failures; ++i) {
     if (results[i].status != Status::kFail) continue;
     if (shrink_failure(*cases[i], results[i], options)) ++shrunk;

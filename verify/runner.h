@@ -12,6 +12,7 @@ struct RunOptions {
   int lanes = 0;  // cases at the same time; 0: all cores on a CPU, 1 on CUDA
   uint64_t schedule_seed = 0;
   int shrink_failures = 2;                                // this many failing cases are shrunk
+  Worlds* worlds = nullptr;                               // null: simulated ones
   std::function<void(size_t done, size_t all)> progress;  // may be empty
 };
 

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/run_main.h"
 #include "cli/inspect_options.h"
+#include "cli/launch_options.h"
 #include "cli/nearest.h"
 #include "cli/verify_options.h"
 
@@ -48,7 +49,10 @@ std::string command_line(int argc, char** argv) {
 void add_verify(CLI::App& app, cli::VerifyOptions& o) {
   CLI::App* verify =
       app.add_subcommand("verify", "Prove that sequence-parallel results equal non-parallel ones");
-  verify->add_option("suite", o.suites, "attention, models, goldens (default: all)");
+  verify->add_option(
+      "suite", o.suites,
+      "attention, models, goldens (default: these); transports (the simulator against "
+      "--transport gloo or nccl)");
   verify->add_option("--golden", o.goldens, "Check this golden folder (or folder of goldens) only");
   verify->add_option("--case", o.case_id, "Run exactly this case");
   verify->add_option("--sp", o.sp, "Only these sequence-parallel sizes (ring x ulysses)")
@@ -64,7 +68,12 @@ void add_verify(CLI::App& app, cli::VerifyOptions& o) {
       ->delimiter(',')
       ->allow_extra_args(false);
   verify->add_option("--device", o.device, "cpu or cuda")->capture_default_str();
-  verify->add_option("--transport", o.transport, "sim (virtual ranks in this process)")
+  verify
+      ->add_option("--transport", o.transport,
+                   "sim (virtual ranks in this process); gloo or nccl (this process is a rank: see "
+                   "launch)")
+      ->capture_default_str();
+  verify->add_option("--timeout", o.timeout, "Seconds that real ranks wait for one another")
       ->capture_default_str();
   verify
       ->add_option("--backend", o.backend,
@@ -90,6 +99,26 @@ void add_verify(CLI::App& app, cli::VerifyOptions& o) {
       "  ./shardproof verify attention --random 10000 --seed 7 --html report.html\n"
       "Exit codes: 0 holds, 1 violated, 2 bad usage or input, 3 the machine lacks something, 4 "
       "internal error");
+}
+
+void add_launch(CLI::App& app, cli::LaunchOptions& o) {
+  CLI::App* launch = app.add_subcommand("launch", "Start a command on several ranks of this host");
+  launch->add_option("-n,--ranks", o.ranks, "Ranks on this host")->required();
+  launch->add_option("--nodes", o.nodes, "Hosts; start launch on each")->capture_default_str();
+  launch->add_option("--node-rank", o.node_rank, "This host's number")->capture_default_str();
+  launch->add_option("--rdzv", o.rendezvous, "HOST:PORT of node 0, where all ranks meet");
+  launch->add_flag("--share-gpu", o.share_gpu, "Let several NCCL ranks use one GPU");
+  launch->add_option("command", o.command, "Behind --: verify and its options, or any program")
+      ->required();
+  launch->footer(
+      "Examples:\n"
+      "  ./shardproof launch -n 4 -- verify attention --quick --transport gloo\n"
+      "  ./shardproof launch -n 2 --share-gpu -- verify models --quick --transport nccl --device "
+      "cuda\n"
+      "  ./shardproof launch -n 8 --nodes 2 --node-rank 0 --rdzv node0:29500 -- verify --transport "
+      "nccl "
+      "--device cuda\n"
+      "When a rank ends badly the others are ended. Exit code: that of the first such rank.");
 }
 
 void add_inspect(CLI::App& app, cli::InspectOptions& o) {
@@ -158,6 +187,8 @@ int run(int argc, char** argv) {
   app.footer("The launcher adds: setup, build, test, clean.");
   cli::VerifyOptions verify;
   add_verify(app, verify);
+  cli::LaunchOptions launch;
+  add_launch(app, launch);
   cli::InspectOptions inspect;
   add_inspect(app, inspect);
   try {
@@ -172,8 +203,11 @@ int run(int argc, char** argv) {
     fmt::print("{}", app.help());
     return static_cast<int>(ErrorKind::kBadInput);
   }
+  if (app.got_subcommand("launch")) return cli::run_launch(launch);
   if (app.got_subcommand("inspect")) return load<cli::RunInspect>(cli::kRunInspect)(inspect);
   verify.command = command_line(argc, argv);
+  // c10d warns of every connection that ends, with a backtrace; what matters is said by us.
+  if (verify.transport != "sim") setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   verify.source_dir = SHARDPROOF_SOURCE_DIR;
   return load<cli::RunVerify>(cli::kRunVerify)(verify);
 }

@@ -10,13 +10,16 @@
 #include "cli/nearest.h"
 #include "cli/verify_options.h"
 #include "comm/device.h"
+#include "comm/process_world.h"
 #include "verify/attention/attention_check.h"
 #include "verify/case_id.h"
 #include "verify/dtype.h"
 #include "verify/models/model_check.h"
+#include "verify/process_rank_world.h"
 #include "verify/runner.h"
 #include "verify/suites/attention_suite.h"
 #include "verify/suites/model_suite.h"
+#include "verify/transport_check.h"
 #include "verify/verdict/html_writer.h"
 #include "verify/verdict/json_writer.h"
 #include "verify/verdict/junit_writer.h"
@@ -33,16 +36,34 @@ struct Goldens {
   std::map<std::string, verify::ModelGolden> models;
 };
 
+// The suites attention and models, each case on the simulator as well.
+bool compares_transports(const VerifyOptions& o) {
+  return std::find(o.suites.begin(), o.suites.end(), "transports") != o.suites.end();
+}
+
 void check_words(const VerifyOptions& o) {
-  const std::vector<std::string> suites = {"attention", "models", "goldens"};
+  const std::vector<std::string> suites = {"attention", "models", "goldens", "transports"};
   for (const std::string& suite : o.suites) {
     if (std::find(suites.begin(), suites.end(), suite) != suites.end()) continue;
     const std::string near = nearest(suite, suites);
-    bad_input("unknown suite '{}'; known: attention, models, goldens{}", suite,
+    bad_input("unknown suite '{}'; known: attention, models, goldens, transports{}", suite,
               near.empty() ? "" : " (did you mean " + near + "?)");
   }
-  if (o.transport != "sim") {
-    bad_input("transport '{}' is not known to this version; expected sim", o.transport);
+  if (o.transport != "sim" && o.transport != "gloo" && o.transport != "nccl") {
+    bad_input("unknown transport '{}'; expected sim, gloo or nccl", o.transport);
+  }
+  if (compares_transports(o) && (o.transport == "sim" || o.suites.size() > 1)) {
+    bad_input(
+        "verify transports compares the simulator with --transport gloo or nccl; give one of them, "
+        "and no other suite");
+  }
+  const char* device = o.transport == "nccl" ? "cuda" : o.transport == "gloo" ? "cpu" : nullptr;
+  if (device && o.device != device) {
+    bad_input("--transport {} moves tensors of --device {}; got --device {}", o.transport, device,
+              o.device);
+  }
+  if (!(o.timeout >= 1 && o.timeout <= 86400)) {
+    bad_input("--timeout {}: expected 1 to 86400 seconds", o.timeout);
   }
   if (o.random_cases < 0) bad_input("--random {}: expected a positive number", o.random_cases);
   for (const auto* sizes : {&o.sp, &o.ring, &o.dp}) {
@@ -139,19 +160,24 @@ std::vector<verify::CasePtr> one_case(const VerifyOptions& o, const Goldens& gol
 
 bool wants(const VerifyOptions& o, const std::string& suite) {
   if (!o.goldens.empty()) return suite == "goldens";
+  if (compares_transports(o)) return suite != "goldens";
   return o.suites.empty() || std::find(o.suites.begin(), o.suites.end(), suite) != o.suites.end();
 }
 
-std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens& goldens) {
+// `world`: of how many ranks; 0: any.
+std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens& goldens,
+                                          int world) {
   if (!o.case_id.empty()) return one_case(o, goldens);
-  const verify::CaseFilter filter = make_filter(o);
+  verify::CaseFilter filter = make_filter(o);
+  filter.world = world;
   std::vector<verify::CasePtr> cases;
   const auto add = [&](std::vector<verify::CasePtr> more) {
     cases.insert(cases.end(), more.begin(), more.end());
   };
   if (o.random_cases > 0) {
     const auto named = [&](const char* suite) {
-      return std::find(o.suites.begin(), o.suites.end(), suite) != o.suites.end();
+      return compares_transports(o) ||
+             std::find(o.suites.begin(), o.suites.end(), suite) != o.suites.end();
     };
     if (o.suites.empty() || named("attention")) {
       add(verify::attention_checks(verify::random_attention_cases(filter, o.seed, o.random_cases)));
@@ -179,9 +205,23 @@ std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens&
     }
   }
   if (cases.empty()) {
-    bad_input("no case fits these options; widen --sp, --ring, --dp or --dtype");
+    bad_input("no case fits these options; widen --sp, --ring, --dp or --dtype{}",
+              world == 0 ? "" : fmt::format("; this world has {} ranks", world));
   }
   return cases;
+}
+
+// This process as a rank of a world; null for the simulator.
+std::unique_ptr<comm::ProcessWorld> join_world(const VerifyOptions& o) {
+  if (o.transport == "sim") return nullptr;
+  const comm::Rendezvous rendezvous = comm::rendezvous_from_environment();
+  comm::ProcessWorldOptions options;
+  const bool share = std::getenv("SHARDPROOF_SHARE_GPU") != nullptr;
+  options.transport = o.transport == "gloo" ? comm::Transport::kGloo : comm::Transport::kNccl;
+  options.device = comm::compute_device(o.device, share ? 0 : rendezvous.local_rank);
+  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(o.timeout * 1000));
+  options.fingerprint = fmt::format("commit {}, {}", commit(), o.command);
+  return std::make_unique<comm::ProcessWorld>(rendezvous, options);
 }
 
 verify::RunOptions run_options(const VerifyOptions& o) {
@@ -206,24 +246,19 @@ void write_outputs(const VerifyOptions& o, const verify::Verdict& verdict) {
   if (!o.html.empty()) write_file_atomically(o.html, verify::to_html(verdict));
 }
 
-int run_verify(const VerifyOptions& o) {
-  check_words(o);
-  check_outputs(o);
-  const verify::RunOptions run = run_options(o);
-  const bool all_goldens = o.case_id.starts_with("goldens/") ||
-                           (o.case_id.empty() && o.random_cases == 0 && wants(o, "goldens"));
-  const Goldens goldens = load_goldens(o, all_goldens);
-  const std::vector<verify::CasePtr> cases = choose_cases(o, goldens);
+int exit_code(const verify::Verdict& verdict) {
+  switch (verdict.status()) {
+    case verify::Status::kPass:
+      return 0;
+    case verify::Status::kFail:
+      return static_cast<int>(ErrorKind::kViolation);
+    default:
+      return static_cast<int>(ErrorKind::kInternal);
+  }
+}
 
-  verify::Verdict verdict;
-  verdict.commit = commit();
-  verdict.command = o.command;
-  verdict.seed = o.seed;
-  verdict.machine = describe_machine(run.device);
-  verdict.started = utc_now();
-  const auto start = std::chrono::steady_clock::now();
-  verdict.cases = verify::run_cases(cases, run);
-  verdict.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+// Writes and prints the verdict. Returns the exit code.
+int report(const VerifyOptions& o, const verify::Verdict& verdict) {
   const auto skipped = [](const verify::CaseResult& r) {
     return r.status == verify::Status::kSkip;
   };
@@ -235,13 +270,57 @@ int run_verify(const VerifyOptions& o) {
   terminal.color = isatty(STDOUT_FILENO);
   terminal.quiet = o.quiet;
   fmt::print("{}", verify::to_terminal(verdict, terminal));
-  switch (verdict.status()) {
-    case verify::Status::kPass:
-      return 0;
-    case verify::Status::kFail:
-      return static_cast<int>(ErrorKind::kViolation);
-    default:
-      return static_cast<int>(ErrorKind::kInternal);
+  std::fflush(stdout);
+  return exit_code(verdict);
+}
+
+verify::Verdict judge_cases(const VerifyOptions& o, comm::ProcessWorld* world) {
+  const bool all_goldens = o.case_id.starts_with("goldens/") ||
+                           (o.case_id.empty() && o.random_cases == 0 && wants(o, "goldens"));
+  const Goldens goldens = load_goldens(o, all_goldens);
+  const std::vector<verify::CasePtr> cases =
+      choose_cases(o, goldens, world ? world->world_size() : 0);
+  verify::RunOptions run = run_options(o);
+  std::unique_ptr<verify::Worlds> real, simulated, compared;
+  if (world) {
+    real = std::make_unique<verify::ProcessWorlds>(*world);
+    run.device = world->device();
+    run.worlds = real.get();
+  }
+  if (compares_transports(o)) {
+    sim::WorldOptions options;
+    options.device = run.device;
+    simulated = std::make_unique<verify::WorldPool>(options);
+    compared = std::make_unique<verify::ComparedWorlds>(*real, *simulated);
+    run.worlds = compared.get();
+  }
+  verify::Verdict verdict;
+  verdict.commit = commit();
+  verdict.command = o.command;
+  verdict.seed = o.seed;
+  verdict.machine = describe_machine(run.device);
+  verdict.machine["transport"] =
+      world ? fmt::format("{}, {} processes", o.transport, world->world_size()) : "sim";
+  verdict.started = utc_now();
+  const auto start = std::chrono::steady_clock::now();
+  verdict.cases = verify::run_cases(cases, run);
+  verdict.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return verdict;
+}
+
+int run_verify(const VerifyOptions& o) {
+  check_words(o);
+  check_outputs(o);
+  const auto world = join_world(o);
+  if (!world) return report(o, judge_cases(o, nullptr));
+  try {
+    const verify::Verdict verdict = judge_cases(o, world.get());
+    // Printed before the others hear of it: a launcher may end all when one ends.
+    const int code = world->rank() == 0 ? report(o, verdict) : 0;
+    return std::stoi(world->broadcast(std::to_string(code)));
+  } catch (const std::exception& error) {
+    world->announce_failure(error.what());
+    throw;
   }
 }
 

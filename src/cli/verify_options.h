@@ -15,6 +15,7 @@ struct VerifyOptions {
   std::vector<std::string> dtypes;
   std::string device = "cpu";
   std::string transport = "sim";
+  double timeout = 30;  // seconds: of a collective, and of a rank that no longer answers
   std::string backend = "auto";
   uint64_t seed = 1;
   uint64_t schedule_seed = 0;

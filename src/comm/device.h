@@ -9,6 +9,6 @@ namespace shardproof::comm {
 // "cpu" or "cuda". For CUDA it loads LibTorch's CUDA library, which must happen before the first
 // tensor operation: that one would leave stubs in the library's place for ever. Errors: kBadInput
 // (another name), kMissing (no library, driver or device).
-at::Device compute_device(const std::string& name);
+at::Device compute_device(const std::string& name, int index = 0);
 
 }  // namespace shardproof::comm

@@ -17,8 +17,8 @@ namespace {
 using at::Tensor;
 using tests::contains;
 
-CheckResult trace_of(const AttentionCase& c, const sim::World& world) {
-  return check_trace(c, derive_ownership(c), world);
+CheckResult trace_of(const AttentionCase& c, sim::World& world) {
+  return check_trace(c, derive_ownership(c), SimRankWorld(world));
 }
 
 // What `fn` makes of the case's calls, on every rank.

@@ -80,12 +80,14 @@ CheckResult check_bitwise(const AttentionTensors& result, const AttentionTensors
   return {"bitwise", Status::kPass, {}};
 }
 
-void judge_case(const AttentionCase& c, const AttentionSubject& subject, WorldPool& worlds,
+void judge_case(const AttentionCase& c, const AttentionSubject& subject, Worlds& worlds,
                 const AttentionGolden* golden, CaseResult& result) {
   c.make_plan();  // refuses impossible combinations before any work
   const AttentionData data = golden ? golden_attention_data(c, *golden) : draw_attention_data(c);
-  const AttentionTensors reference = run_whole(c, data, worlds.device());
-  SequenceParallelRun run = run_sequence_parallel(c, data, subject, worlds.get(c.mesh.world()));
+  RankWorld& world = worlds.get(c.mesh.world());
+  AttentionTensors reference;
+  if (world.judges()) reference = run_whole(c, data, worlds.device());
+  SequenceParallelRun run = run_sequence_parallel(c, data, subject, world);
   result.checks = std::move(run.checks);
   if (!run.completed) return;
   for (const Named& named : kTensors) {
@@ -102,7 +104,7 @@ class AttentionCheck final : public Case {
       : case_(std::move(c)), subject_(std::move(subject)), golden_(golden) {}
 
   std::string id() const override { return case_.id(); }
-  CaseResult check(WorldPool& worlds) const override {
+  CaseResult check(Worlds& worlds) const override {
     return check_attention(case_, subject_, worlds, golden_);
   }
   std::string replay_arguments() const override {
@@ -124,8 +126,8 @@ class AttentionCheck final : public Case {
 
 }  // namespace
 
-CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subject,
-                           WorldPool& worlds, const AttentionGolden* golden) {
+CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subject, Worlds& worlds,
+                           const AttentionGolden* golden) {
   return judged(c.id(), c.mesh,
                 [&](CaseResult& result) { judge_case(c, subject, worlds, golden, result); });
 }

@@ -10,8 +10,8 @@
 namespace shardproof::verify {
 
 // Draws the data (or takes `golden`'s) and judges, as Case::check() does.
-CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subject,
-                           WorldPool& worlds, const AttentionGolden* golden = nullptr);
+CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subject, Worlds& worlds,
+                           const AttentionGolden* golden = nullptr);
 
 // Cases for the runner. `goldens` by name, for cases that name one; they must outlive the cases.
 // Errors (kBadInput): a golden that is not among them.

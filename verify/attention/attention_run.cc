@@ -119,15 +119,9 @@ RankInputs rank_inputs(const AttentionCase& c, const AttentionData& data,
   return inputs;
 }
 
-struct RankOutputs {
-  std::vector<Tensor> out;  // per stream
-  Tensor lse;
-  std::vector<std::vector<Tensor>> grads;  // per stream: dq, dk, dv
-};
-
-RankOutputs run_rank(const AttentionCase& c, const AttentionData& data,
-                     const AttentionSubject& subject, const std::vector<StreamPart>& parts,
-                     sim::RankContext& rank) {
+RankResult run_rank(const AttentionCase& c, const AttentionData& data,
+                    const AttentionSubject& subject, const std::vector<StreamPart>& parts,
+                    comm::BackendFactory& rank) {
   const comm::Mesh mesh(rank, c.mesh);
   plan::AttentionPlan plan = c.make_plan();
   if (subject.edit_plan) subject.edit_plan(plan);
@@ -143,12 +137,15 @@ RankOutputs run_rank(const AttentionCase& c, const AttentionData& data,
   for (const auto& s : inputs.streams) leaves.insert(leaves.end(), {s.q, s.k, s.v});
   const auto grads = torch::autograd::grad(result.streams, leaves, inputs.cotangents);
 
-  RankOutputs outputs;
-  for (const Tensor& out : result.streams) outputs.out.push_back(out.detach().cpu());
-  outputs.lse = result.lse.detach().cpu();
-  for (size_t i = 0; i < grads.size(); i += 3) {
-    outputs.grads.push_back({grads[i].cpu(), grads[i + 1].cpu(), grads[i + 2].cpu()});
+  RankResult outputs;
+  for (size_t s = 0; s < result.streams.size(); ++s) {
+    outputs[fmt::format("{}.out", s)] = result.streams[s].detach().cpu();
+    const char* const names[] = {"dq", "dk", "dv"};
+    for (size_t i = 0; i < 3; ++i) {
+      outputs[fmt::format("{}.{}", s, names[i])] = grads[3 * s + i].cpu();
+    }
   }
+  outputs["lse"] = result.lse.detach().cpu();
   return outputs;
 }
 
@@ -168,16 +165,18 @@ class Assembly {
                             at::TensorOptions(attention::accumulate_type(c.dtype)));
   }
 
-  void add(int world_rank, const RankOutputs& outputs, const std::vector<StreamPart>& parts) {
+  void add(int world_rank, const RankResult& outputs, const std::vector<StreamPart>& parts) {
     const comm::MeshCoordinates at = comm::coordinates(c_.mesh, world_rank);
     const int sp_rank = world_rank % c_.mesh.sp();
     for (size_t s = 0; s < parts.size(); ++s) {
-      place(tensors_.out, outputs.out[s], parts[s], at.dp, sp_rank, /*partial=*/false);
-      place(tensors_.dq, outputs.grads[s][0], parts[s], at.dp, sp_rank, parts[s].replicated);
-      place(tensors_.dk, outputs.grads[s][1], parts[s], at.dp, sp_rank, parts[s].replicated);
-      place(tensors_.dv, outputs.grads[s][2], parts[s], at.dp, sp_rank, parts[s].replicated);
+      const auto get = [&](const char* name) { return outputs.at(fmt::format("{}.{}", s, name)); };
+      const bool partial = parts[s].replicated;
+      place(tensors_.out, get("out"), parts[s], at.dp, sp_rank, /*partial=*/false);
+      place(tensors_.dq, get("dq"), parts[s], at.dp, sp_rank, partial);
+      place(tensors_.dk, get("dk"), parts[s], at.dp, sp_rank, partial);
+      place(tensors_.dv, get("dv"), parts[s], at.dp, sp_rank, partial);
     }
-    place_lse(outputs.lse, at);
+    place_lse(outputs.at("lse"), at);
   }
 
   AttentionTensors finish() {
@@ -275,7 +274,7 @@ AttentionTensors run_whole(const AttentionCase& c, const AttentionData& data, at
 }
 
 SequenceParallelRun run_sequence_parallel(const AttentionCase& c, const AttentionData& data,
-                                          const AttentionSubject& subject, sim::World& world) {
+                                          const AttentionSubject& subject, RankWorld& world) {
   SP_CHECK(world.size() == c.mesh.world(), "world of {} for {}", world.size(), c.id());
   const Ownership ownership = derive_ownership(c);
   std::vector<std::vector<StreamPart>> parts;
@@ -288,18 +287,24 @@ SequenceParallelRun run_sequence_parallel(const AttentionCase& c, const Attentio
   run.checks.push_back({"coverage", problems.empty() ? Status::kPass : Status::kFail,
                         problems.empty() ? std::string() : "plan: " + problems[0]});
 
-  std::vector<RankOutputs> outputs(static_cast<size_t>(world.size()));
-  world.set_faults(subject.faults);
+  std::vector<RankResult> outputs;
+  world.plant(subject.faults);
   try {
-    world.run([&](sim::RankContext& rank) {
-      const auto& mine = parts[static_cast<size_t>(rank.rank() % c.mesh.sp())];
-      outputs[static_cast<size_t>(rank.rank())] = run_rank(c, data, subject, mine, rank);
-    });
+    world.run(
+        [&](comm::BackendFactory& rank) {
+          const auto& mine = parts[static_cast<size_t>(rank.rank() % c.mesh.sp())];
+          return run_rank(c, data, subject, mine, rank);
+        },
+        outputs);
   } catch (const sim::CollectiveError& error) {
     if (error.kind() != ErrorKind::kViolation) throw;
     run.checks.push_back(check_of(error));
     run.completed = error.ranks_returned();
     if (!run.completed) return run;
+  }
+  if (!world.judges()) {
+    run.completed = false;
+    return run;
   }
   Assembly assembly(c, data, ownership);
   for (int r = 0; r < world.size(); ++r) {
@@ -310,6 +315,7 @@ SequenceParallelRun run_sequence_parallel(const AttentionCase& c, const Attentio
     run.checks.push_back({"coverage", Status::kFail, assembly.problem()});
   }
   run.checks.push_back(check_trace(c, ownership, world));
+  for (CheckResult& finding : world.findings()) run.checks.push_back(std::move(finding));
   return run;
 }
 

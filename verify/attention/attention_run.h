@@ -1,5 +1,4 @@
-// Runs an attention case twice: without sequence parallelism, and on the ranks of a simulated
-// world.
+// Runs an attention case twice: without sequence parallelism, and on the ranks of a world.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -8,8 +7,9 @@
 #include <vector>
 
 #include "attention/sequence_parallel.h"
-#include "sim/world.h"
+#include "sim/fault_plan.h"
 #include "verify/attention/attention_data.h"
+#include "verify/rank_world.h"
 #include "verify/verdict/verdict.h"
 
 namespace shardproof::verify {
@@ -40,6 +40,6 @@ struct SequenceParallelRun {
 
 // `world` must have c.mesh.world() ranks. Pads hold NaN, as do masked keys and values.
 SequenceParallelRun run_sequence_parallel(const AttentionCase& c, const AttentionData& data,
-                                          const AttentionSubject& subject, sim::World& world);
+                                          const AttentionSubject& subject, RankWorld& world);
 
 }  // namespace shardproof::verify

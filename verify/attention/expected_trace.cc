@@ -54,7 +54,7 @@ int64_t expected_all_to_all_elements(const AttentionCase& c, const Ownership& o,
 }  // namespace
 
 CheckResult check_trace(const AttentionCase& c, const Ownership& ownership,
-                        const sim::World& world) {
+                        const RankWorld& world) {
   const Counts expected = expected_calls(c);
   for (int r = 0; r < world.size(); ++r) {
     Counts found;

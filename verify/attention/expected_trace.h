@@ -1,13 +1,12 @@
 // The collectives that an attention case must issue, counted from the case alone.
 #pragma once
-#include "sim/world.h"
 #include "verify/attention/ownership.h"
+#include "verify/rank_world.h"
 #include "verify/verdict/verdict.h"
 
 namespace shardproof::verify {
 
 // Compares kinds, counts and elements of every rank's calls in the last run of `world`.
-CheckResult check_trace(const AttentionCase& c, const Ownership& ownership,
-                        const sim::World& world);
+CheckResult check_trace(const AttentionCase& c, const Ownership& ownership, const RankWorld& world);
 
 }  // namespace shardproof::verify

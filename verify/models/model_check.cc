@@ -173,14 +173,16 @@ class Judge {
   double typical_error_ = 0;
 };
 
-void judge_case(const ModelCase& c, const ModelSubject& subject, WorldPool& worlds,
+void judge_case(const ModelCase& c, const ModelSubject& subject, Worlds& worlds,
                 const ModelGolden* golden, CaseResult& result) {
   const ModelData data = golden ? golden_model_data(c, *golden) : draw_model_data(c);
   attention_of(c, data).make_plan();  // refuses impossible combinations before any work
-  const Judge judge(c, data, golden, worlds.device());
-  ModelRun run = run_parallel_model(c, data, subject, worlds.get(c.mesh.world()));
+  RankWorld& world = worlds.get(c.mesh.world());
+  std::optional<Judge> judge;
+  if (world.judges()) judge.emplace(c, data, golden, worlds.device());
+  ModelRun run = run_parallel_model(c, data, subject, world);
   result.checks = std::move(run.checks);
-  if (run.completed) judge.judge_all(run.tensors, result);
+  if (run.completed) judge->judge_all(run.tensors, result);
 }
 
 class ModelCheck final : public Case {
@@ -189,7 +191,7 @@ class ModelCheck final : public Case {
       : case_(std::move(c)), subject_(std::move(subject)), golden_(golden) {}
 
   std::string id() const override { return case_.id(); }
-  CaseResult check(WorldPool& worlds) const override {
+  CaseResult check(Worlds& worlds) const override {
     return check_model(case_, subject_, worlds, golden_);
   }
   std::string replay_arguments() const override {
@@ -211,7 +213,7 @@ class ModelCheck final : public Case {
 
 }  // namespace
 
-CaseResult check_model(const ModelCase& c, const ModelSubject& subject, WorldPool& worlds,
+CaseResult check_model(const ModelCase& c, const ModelSubject& subject, Worlds& worlds,
                        const ModelGolden* golden) {
   return judged(c.id(), c.mesh,
                 [&](CaseResult& result) { judge_case(c, subject, worlds, golden, result); });

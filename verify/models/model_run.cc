@@ -132,7 +132,7 @@ Tensor rank_cotangent(const ModelCase& c, const Tensor& cotangent, int sp_rank) 
 }
 
 ModelTensors run_rank(const ModelCase& c, const ModelData& data, const ModelSubject& subject,
-                      sim::RankContext& rank) {
+                      comm::BackendFactory& rank) {
   const comm::Mesh mesh(rank, c.mesh);
   models::ParallelOptions split = c.parallel;
   if (subject.edit_options) subject.edit_options(split, rank.rank());
@@ -310,26 +310,29 @@ ModelTensors run_whole_model(const ModelCase& c, const ModelData& data, at::Scal
 }
 
 ModelRun run_parallel_model(const ModelCase& c, const ModelData& data, const ModelSubject& subject,
-                            sim::World& world) {
+                            RankWorld& world) {
   SP_CHECK(world.size() == c.mesh.world(), "world of {} for {}", world.size(), c.id());
   ModelRun run;
-  std::vector<ModelTensors> ranks(static_cast<size_t>(world.size()));
-  world.set_faults(subject.faults);
+  std::vector<ModelTensors> ranks;
+  world.plant(subject.faults);
   try {
-    world.run([&](sim::RankContext& rank) {
-      ranks[static_cast<size_t>(rank.rank())] = run_rank(c, data, subject, rank);
-    });
+    world.run([&](comm::BackendFactory& rank) { return run_rank(c, data, subject, rank); }, ranks);
   } catch (const sim::CollectiveError& error) {
     if (error.kind() != ErrorKind::kViolation) throw;
     run.checks.push_back(check_of(error));
     run.completed = error.ranks_returned();
     if (!run.completed) return run;
   }
+  if (!world.judges()) {
+    run.completed = false;
+    return run;
+  }
   Assembly assembly(c, data);
   run.tensors = assembly.assemble(ranks);
   run.checks.push_back(
       {"coverage", assembly.problem().empty() ? Status::kPass : Status::kFail, assembly.problem()});
   run.checks.push_back(check_model_trace(c, world));
+  for (CheckResult& finding : world.findings()) run.checks.push_back(std::move(finding));
   return run;
 }
 

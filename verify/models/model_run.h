@@ -1,4 +1,4 @@
-// Runs a model case: the whole model on one rank, and with sequence parallelism in a simulated
+// Runs a model case: the whole model on one rank, and with sequence parallelism on the ranks of a
 // world; forward and backward.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "sim/fault_plan.h"
-#include "sim/world.h"
 #include "verify/models/model_data.h"
+#include "verify/rank_world.h"
 #include "verify/verdict/verdict.h"
 
 namespace shardproof::verify {
@@ -41,13 +41,13 @@ struct ModelRun {
 
 // `world` must have c.mesh.world() ranks.
 ModelRun run_parallel_model(const ModelCase& c, const ModelData& data, const ModelSubject& subject,
-                            sim::World& world);
+                            RankWorld& world);
 
 // The ownership of tokens in the model's attention, as a case of attention.
 AttentionCase attention_of(const ModelCase& c, const ModelData& data);
 
 // The sum that a rank's collectives must add up to: each block talks in forward and backward, and a
 // recomputed block issues the forward's calls again, in the same order.
-CheckResult check_model_trace(const ModelCase& c, const sim::World& world);
+CheckResult check_model_trace(const ModelCase& c, const RankWorld& world);
 
 }  // namespace shardproof::verify

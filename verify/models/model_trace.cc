@@ -62,7 +62,7 @@ std::string problem_of(const ModelCase& c, int rank, const std::vector<Collectiv
 
 }  // namespace
 
-CheckResult check_model_trace(const ModelCase& c, const sim::World& world) {
+CheckResult check_model_trace(const ModelCase& c, const RankWorld& world) {
   for (int r = 0; r < world.size(); ++r) {
     const std::string problem = problem_of(c, r, world.calls(r));
     if (!problem.empty()) return {"trace", Status::kFail, problem};

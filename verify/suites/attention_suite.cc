@@ -89,6 +89,7 @@ bool CaseFilter::admits(const AttentionCase& c) const {
   const auto in = [](const auto& set, const auto& value) {
     return set.empty() || set.contains(value);
   };
+  if (world != 0 && c.mesh.world() != world) return false;
   return in(sp, c.mesh.sp()) && in(ring, c.mesh.ring) && in(dp, c.mesh.dp) && in(dtypes, c.dtype);
 }
 
@@ -229,6 +230,7 @@ std::vector<AttentionCase> golden_cases(const AttentionGolden& golden, const Cas
   std::vector<AttentionCase> cases;
   std::set<int> sizes = filter.sp;
   if (sizes.empty()) sizes = quick ? std::set<int>{2} : std::set<int>{2, 4};
+  if (filter.world != 0) sizes = {filter.world};
   for (int sp : sizes) {
     for (const MeshMode& mode : factorisations(sp)) {
       for (c10::ScalarType dtype : all_dtypes()) {

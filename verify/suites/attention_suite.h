@@ -13,6 +13,7 @@ namespace shardproof::verify {
 struct CaseFilter {
   std::set<int> sp, ring, dp;
   std::set<c10::ScalarType> dtypes;
+  int world = 0;  // only cases of this many ranks in all; 0: any
   std::string backend = "auto";
   bool admits(const AttentionCase& c) const;
 };

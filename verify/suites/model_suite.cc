@@ -201,9 +201,11 @@ std::vector<ModelCase> golden_model_cases(const ModelGolden& golden, const CaseF
                                           bool quick) {
   std::vector<MeshMode> meshes = {{{1, 1, 1}}, {{1, 1, 2}}, {{1, 2, 1}}, {{1, 2, 2}}};
   if (!quick) meshes.insert(meshes.end(), {{{1, 1, 4}}, {{1, 4, 1}}, {{1, 1, 3}}});
-  if (!filter.sp.empty()) {
+  std::set<int> sizes = filter.sp;
+  if (filter.world != 0) sizes = {filter.world};
+  if (!sizes.empty()) {
     meshes.clear();
-    for (const int sp : filter.sp) {
+    for (const int sp : sizes) {
       for (int ring = 1; ring <= sp; ++ring) {
         if (sp % ring == 0) meshes.push_back({{1, ring, sp / ring}});
       }

@@ -1,0 +1,264 @@
+#include "comm/process_world.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/error.h"
+#include "comm/gloo_backend.h"
+#include "comm/nccl_backend.h"
+
+namespace shardproof::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using Bytes = std::vector<uint8_t>;
+
+constexpr const char* kFailure = "failure";
+constexpr size_t kChunk = size_t{4} << 20;  // the store takes values of up to 8 MB
+
+Bytes to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+std::string to_text(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
+
+c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& r, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(r.port);
+  options.isServer = r.rank == 0 && !r.store_is_there;
+  options.numWorkers = std::nullopt;  // who is missing is found out below, by name
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(r.host, options);
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    const std::string why = text.substr(0, text.find('\n'));
+    if (options.isServer) {
+      throw_error(ErrorKind::kMissing,
+                  "rank 0 cannot serve the store at {}:{} ({}): {}; choose another MASTER_PORT, or "
+                  "end what listens there",
+                  r.host, r.port, r.source, why);
+    }
+    throw_error(
+        ErrorKind::kMissing,
+        "rank {}: no store at {}:{} ({}): {}; is rank 0 running, and is MASTER_ADDR its host?",
+        r.rank, r.host, r.port, r.source, why);
+  }
+}
+
+// Where Gloo listens in a world of several hosts: the interface that GLOO_SOCKET_IFNAME would name
+// is found by this host's own name.
+std::string local_address() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
+}
+
+}  // namespace
+
+// Beats for this rank, and ends the process when another has failed or stopped beating. A thread:
+// the rank's own may be inside a collective that will never end.
+class ProcessWorld::Watchdog {
+ public:
+  Watchdog(c10::intrusive_ptr<c10d::Store> store, const Rendezvous& r,
+           std::chrono::milliseconds timeout)
+      : store_(std::move(store)), rendezvous_(r), timeout_(timeout), thread_([this] { watch(); }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  struct Beat {
+    int64_t count = -1;
+    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  };
+
+  void watch() {
+    std::vector<Beat> beats(static_cast<size_t>(rendezvous_.world_size));
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, 500ms, [this] { return closing_; })) {
+      try {
+        look(beats);
+      } catch (const std::exception&) {
+        end("the store at rank 0 is gone: rank 0 has ended or was killed");
+      }
+    }
+    try {
+      store_->add(fmt::format("left/{}", rendezvous_.rank), 1);
+    } catch (const std::exception&) {  // rank 0 has left before
+    }
+  }
+
+  void look(std::vector<Beat>& beats) {
+    store_->add(fmt::format("beat/{}", rendezvous_.rank), 1);
+    if (store_->check({kFailure})) end(to_text(store_->get(kFailure)));
+    const auto now = std::chrono::steady_clock::now();
+    for (int r = 0; r < rendezvous_.world_size; ++r) {
+      Beat& beat = beats[static_cast<size_t>(r)];
+      const int64_t count = store_->add(fmt::format("beat/{}", r), 0);
+      if (count != beat.count || store_->add(fmt::format("left/{}", r), 0) > 0) beat = {count, now};
+      if (now - beat.since < timeout_) continue;
+      end(fmt::format(
+          "rank {} has not answered for {:.0f} s: it was killed, or its machine is gone", r,
+          std::chrono::duration<double>(timeout_).count()));
+    }
+  }
+
+  [[noreturn]] void end(const std::string& why) {
+    fmt::print(stderr, "shardproof: rank {} ends: {}\n", rendezvous_.rank, why);
+    std::fflush(nullptr);
+    _exit(static_cast<int>(ErrorKind::kInternal));
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  const Rendezvous& rendezvous_;
+  std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool closing_ = false;
+  std::thread thread_;  // last: it uses all above
+};
+
+ProcessWorld::ProcessWorld(const Rendezvous& rendezvous, ProcessWorldOptions options)
+    : rendezvous_(rendezvous), options_(std::move(options)) {
+  auto root = connect(rendezvous_, options_.timeout);
+  store_ = c10::make_intrusive<c10d::PrefixStore>("shardproof", root);
+  compare_fingerprints();
+  wait_for_all();
+  // A connection of its own: the rank's may be waiting inside a call.
+  watchdog_ = std::make_unique<Watchdog>(
+      c10::make_intrusive<c10d::PrefixStore>("shardproof", root->clone()), rendezvous_,
+      options_.timeout);
+}
+
+ProcessWorld::~ProcessWorld() {
+  backends_.clear();
+  watchdog_.reset();
+  // Rank 0 serves the store: it goes when all others have said that they need it no more.
+  try {
+    int64_t gone = store_->add("gone", 1);
+    const auto deadline = std::chrono::steady_clock::now() + options_.timeout;
+    while (rank() == 0 && gone < world_size() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(1ms);
+      gone = store_->add("gone", 0);
+    }
+  } catch (const std::exception&) {  // rank 0 has failed: nothing is left to be orderly about
+  }
+}
+
+void ProcessWorld::wait_for_all() {
+  if (store_->add(fmt::format("came/{}", rank()), 1) != 1) {
+    bad_input("two processes say that they are rank {} of the world at {}:{}", rank(),
+              rendezvous_.host, rendezvous_.port);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + options_.timeout;
+  while (true) {
+    if (store_->check({kFailure})) bad_input("{}", to_text(store_->get(kFailure)));
+    std::vector<int> missing;
+    for (int r = 0; r < world_size(); ++r) {
+      if (store_->add(fmt::format("came/{}", r), 0) == 0) missing.push_back(r);
+    }
+    if (missing.empty()) return;
+    if (std::chrono::steady_clock::now() > deadline) {
+      throw_error(ErrorKind::kMissing, "{} of {} ranks have not come within {:.0f} s: rank {}",
+                  missing.size(), world_size(),
+                  std::chrono::duration<double>(options_.timeout).count(),
+                  fmt::join(missing, ", "));
+    }
+    std::this_thread::sleep_for(20ms);
+  }
+}
+
+void ProcessWorld::compare_fingerprints() {
+  const std::string mine = fmt::format("{} ranks, {}", world_size(), options_.fingerprint);
+  if (rank() == 0) store_->set("fingerprint", to_bytes(mine));
+  std::string first;
+  try {
+    first = to_text(store_->get("fingerprint"));
+  } catch (const std::exception&) {
+    throw_error(ErrorKind::kMissing, "rank 0 has not come to the store at {}:{} within {:.0f} s",
+                rendezvous_.host, rendezvous_.port,
+                std::chrono::duration<double>(options_.timeout).count());
+  }
+  if (first == mine) return;
+  const std::string text =
+      fmt::format("ranks 0 and {} do not run the same:\n  rank 0: {}\n  rank {}: {}", rank(), first,
+                  rank(), mine);
+  announce_failure(text);
+  bad_input("{}", text);
+}
+
+std::string ProcessWorld::next_key(const char* kind) {
+  return fmt::format("{}/{}", kind, messages_++);
+}
+
+void ProcessWorld::barrier() {
+  const std::string key = next_key("barrier");
+  if (store_->add(key, 1) == world_size()) store_->set(key + "/open", to_bytes("1"));
+  while (!store_->check({key + "/open"})) std::this_thread::sleep_for(1ms);
+}
+
+std::vector<std::string> ProcessWorld::gather(const std::string& mine) {
+  const std::string key = next_key("gather");
+  const auto of = [&](int r, size_t part) { return fmt::format("{}/{}/{}", key, r, part); };
+  for (size_t at = 0, part = 1; at < mine.size(); at += kChunk, ++part) {
+    store_->set(of(rank(), part), to_bytes(mine.substr(at, kChunk)));
+  }
+  const size_t parts = (mine.size() + kChunk - 1) / kChunk;
+  store_->set(of(rank(), 0), to_bytes(std::to_string(parts)));
+  std::vector<std::string> all;
+  if (rank() != 0) return all;
+  for (int r = 0; r < world_size(); ++r) {
+    while (!store_->check({of(r, 0)})) std::this_thread::sleep_for(1ms);
+    std::string& text = all.emplace_back();
+    const size_t count = std::stoul(to_text(store_->get(of(r, 0))));
+    for (size_t part = 1; part <= count; ++part) {
+      text += to_text(store_->get(of(r, part)));
+      store_->deleteKey(of(r, part));
+    }
+    store_->deleteKey(of(r, 0));
+  }
+  return all;
+}
+
+std::string ProcessWorld::broadcast(const std::string& of_rank_0) {
+  const std::string key = next_key("broadcast");
+  if (rank() == 0) store_->set(key, to_bytes(of_rank_0));
+  while (!store_->check({key})) std::this_thread::sleep_for(1ms);
+  return to_text(store_->get(key));
+}
+
+void ProcessWorld::announce_failure(const std::string& message) noexcept {
+  try {
+    if (!store_->check({kFailure})) store_->set(kFailure, to_bytes(message));
+  } catch (const std::exception&) {  // rank 0 is gone: the others notice that
+  }
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessWorld::create(const std::string& name,
+                                                       const std::vector<int>& ranks) {
+  const std::string members = fmt::format("{}", fmt::join(ranks, ","));
+  auto& backend = backends_[members];
+  if (!backend) {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>("group/" + members, store_);
+    const auto me = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
+    const int size = static_cast<int>(ranks.size());
+    backend = options_.transport == Transport::kGloo
+                  ? make_gloo_backend(store, static_cast<int>(me), size, options_.timeout,
+                                      rendezvous_.local_size == world_size() ? "" : local_address())
+                  : make_nccl_backend(store, static_cast<int>(me), size, options_.timeout,
+                                      options_.device);
+  }
+  return c10::make_intrusive<RecordingBackend>(backend, name, log_);
+}
+
+}  // namespace shardproof::comm

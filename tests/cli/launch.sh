@@ -1,0 +1,190 @@
+#!/bin/bash
+# launch.sh PROGRAM SOURCE_DIR: worlds of real processes over Gloo. Runs that hold, and every way of
+# dying; each must end within its limit, with a message, and leave no process behind. Prints the
+# time to diagnosis of each. Exit codes: 0 all as expected, 1 not, 77 nothing to test (no Gloo).
+set -u
+program=$1
+source=$2
+work=$(mktemp -d)
+trap 'kill -9 $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+failures=0
+mark=shardproof-launch-test-$$ # in the command lines of all ranks, to find those left behind
+
+fail() {
+  echo "FAILED  $1"
+  sed 's/^/        /' "$work/log" | head -20
+  failures=$((failures + 1))
+}
+
+milliseconds() { echo $(($(date +%s%N) / 1000000)); }
+
+# check NAME WANTED_CODE TEXT CODE START: the log must hold TEXT; nobody may be left.
+check() {
+  local name=$1 wanted=$2 text=$3 code=$4 start=$5
+  local took=$(($(milliseconds) - start))
+  if [ "$code" -ne "$wanted" ]; then
+    fail "$name: exit code $code; expected $wanted"
+  elif [ -n "$text" ] && ! grep -qE -- "$text" "$work/log"; then
+    fail "$name: no '$text' in what was said"
+  elif pgrep -f -- "$mark" >/dev/null; then
+    fail "$name: processes were left behind"
+    pkill -9 -f -- "$mark"
+  else
+    printf 'ok      %-44s %6d ms\n' "$name" "$took"
+  fi
+}
+
+# expect NAME WANTED_CODE TEXT COMMAND...
+expect() {
+  local name=$1 wanted=$2 text=$3 start code
+  shift 3
+  start=$(milliseconds)
+  timeout 100 "$@" >"$work/log" 2>&1
+  code=$?
+  check "$name" "$wanted" "$text" "$code" "$start"
+}
+
+verify() { echo verify "$@" --transport gloo --quiet --json "$work/$mark.json"; }
+
+expect probe 0 holds "$program" launch -n 2 -- $(verify attention --quick --dtype fp64)
+if grep -q 'has no Gloo' "$work/log"; then
+  echo "this build has no Gloo"
+  exit 77
+fi
+
+# Runs that hold.
+for n in 2 3 4; do
+  expect "attention on $n ranks" 0 '\[0\] holds' "$program" launch -n $n -- $(verify attention --quick)
+  expect "models on $n ranks" 0 '\[0\] holds' "$program" launch -n $n -- $(verify models --quick)
+done
+expect 'goldens on 2 ranks' 0 '\[0\] holds' "$program" launch -n 2 -- $(verify goldens)
+if command -v mpirun >/dev/null; then
+  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  expect 'started by mpirun' 0 holds mpirun --oversubscribe -n 2 "$program" $(verify attention --quick)
+else
+  echo "skipped mpirun: not there"
+fi
+
+# What one rank's end means to the others. Ranks by hand: no launcher helps.
+port=$((20000 + $$ % 20000))
+rank() { # RANK SIZE PORT ARGUMENTS...: in the background, its output in log.RANK
+  local r=$1 size=$2 p=$3
+  shift 3
+  RANK=$r WORLD_SIZE=$size LOCAL_RANK=$r LOCAL_WORLD_SIZE=$size MASTER_ADDR=127.0.0.1 \
+    MASTER_PORT=$p "$program" $(verify "$@") >"$work/log.$r" 2>&1 &
+}
+# others NAME TEXT RANK...: waits for these ranks, which must all end with code 4 and TEXT.
+others() {
+  local name=$1 text=$2 start code=0
+  shift 2
+  start=$(milliseconds)
+  : >"$work/log"
+  for pid in "$@"; do
+    wait "$pid"
+    code=$?
+    [ $code -eq 4 ] || break
+  done
+  cat "$work"/log.[0-9] >"$work/log"
+  check "$name" 4 "$text" "$code" "$start"
+}
+
+for victim in 1 0; do
+  port=$((port + 1))
+  rank 0 2 $port models --timeout 8; first=$!
+  rank 1 2 $port models --timeout 8; second=$!
+  sleep 2
+  if [ $victim -eq 1 ]; then dead=$second alive=$first; else dead=$first alive=$second; fi
+  kill -9 $dead
+  wait $dead 2>/dev/null
+  others "rank $victim is killed (SIGKILL)" "rank $victim|onnection" $alive
+done
+
+port=$((port + 1))
+rank 0 2 $port models --timeout 4; first=$!
+rank 1 2 $port models --timeout 4; second=$!
+sleep 2
+kill -STOP $second
+start=$(milliseconds)
+wait $first
+code=$?
+kill -9 $second
+wait $second 2>/dev/null
+cat "$work/log.0" >"$work/log"
+check 'rank 1 hangs in compute (timeout 4 s)' 4 'rank 1 has not answered|imed out|rank 0 failed' $code $start
+
+port=$((port + 1))
+rank 0 2 $port attention --quick --timeout 3; first=$!
+start=$(milliseconds)
+wait $first
+code=$?
+cat "$work/log.0" >"$work/log"
+check 'rank 1 never starts (timeout 3 s)' 3 '1 of 2 ranks have not come within 3 s: rank 1' $code $start
+
+port=$((port + 1))
+rank 0 2 $port attention --quick --timeout 5; first=$!
+rank 1 2 $port attention --quick --timeout 5 --seed 2; second=$!
+start=$(milliseconds)
+wait $second
+code=$?
+wait $first
+cat "$work"/log.[0-9] >"$work/log"
+check 'ranks with other arguments' 2 'ranks 0 and 1 do not run the same' $code $start
+
+port=$((port + 1))
+rank 0 3 $port attention --quick --timeout 5; first=$!
+rank 1 2 $port attention --quick --timeout 5; second=$!
+start=$(milliseconds)
+wait $second
+code=$?
+wait $first
+cat "$work"/log.[0-9] >"$work/log"
+check 'worlds of other sizes' 2 'ranks 0 and 1 do not run the same' $code $start
+
+python3 -c "
+import socket, sys, time
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+s.bind(('', $((port + 1)))); s.listen(); time.sleep(20)" &
+holder=$!
+sleep 0.5
+port=$((port + 1))
+rank 0 2 $port attention --quick --timeout 5; first=$!
+start=$(milliseconds)
+wait $first
+code=$?
+kill $holder
+wait $holder 2>/dev/null
+cat "$work/log.0" >"$work/log"
+check 'port in use' 3 'cannot serve the store at 127.0.0.1' $code $start
+
+port=$((port + 1))
+rank 1 2 $port attention --quick --timeout 3; first=$!
+start=$(milliseconds)
+wait $first
+code=$?
+cat "$work/log.1" >"$work/log"
+check 'no store (timeout 3 s)' 3 'is rank 0 running' $code $start
+
+# The launcher.
+expect 'a rank ends with an error' 2 "unknown suite 'atention'" \
+  "$program" launch -n 2 -- verify atention --transport gloo
+expect 'a command that is not there' 3 "cannot run '/nowhere/$mark'" \
+  "$program" launch -n 2 -- /nowhere/$mark
+expect 'no world around' 2 'no world of processes' "$program" verify attention --transport gloo
+start=$(milliseconds)
+timeout 60 "$program" launch -n 2 -- $(verify models) >"$work/log" 2>&1 &
+launcher=$!
+sleep 2
+pkill -INT -P $launcher 2>/dev/null || kill -INT $launcher
+wait $launcher
+code=$?
+check 'the launcher is interrupted' 130 '' $code $start
+timeout 60 "$program" launch -n 2 -- $(verify models) >"$work/log" 2>&1 &
+launcher=$!
+sleep 2
+start=$(milliseconds)
+pkill -9 -P $launcher
+wait $launcher 2>/dev/null
+sleep 1
+check 'the launcher is killed' 137 '' 137 $start
+
+[ $failures -eq 0 ] || { echo "$failures failed"; exit 1; }
