@@ -5,7 +5,8 @@
 set(_wheels ${SHARDPROOF_TORCH_DIR}/../nvidia)
 file(GLOB _nccl_folders ${_wheels}/nccl/include ${_wheels}/cu*/include)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${_nccl_folders})
-find_path(CUDA_RUNTIME_INCLUDE_DIR cuda_runtime_api.h HINTS ${_nccl_folders} /usr/local/cuda/include)
+# cuda_runtime.h of the runtime's wheel needs crt/host_config.h, which is in the compiler's.
+find_path(CUDA_RUNTIME_INCLUDE_DIR crt/host_config.h HINTS /usr/local/cuda/include ${_nccl_folders})
 mark_as_advanced(NCCL_INCLUDE_DIR CUDA_RUNTIME_INCLUDE_DIR)
 set(NcclHeaders_FOUND FALSE)
 if(NCCL_INCLUDE_DIR AND CUDA_RUNTIME_INCLUDE_DIR

@@ -141,6 +141,7 @@ ProcessWorld::ProcessWorld(const Rendezvous& rendezvous, ProcessWorldOptions opt
 }
 
 ProcessWorld::~ProcessWorld() {
+  for (auto& [members, backend] : backends_) backend->shutdown();
   backends_.clear();
   watchdog_.reset();
   // Rank 0 serves the store: it goes when all others have said that they need it no more.
