@@ -1,5 +1,7 @@
 #include "comm/gloo_backend.h"
 
+#include <cstdlib>
+
 #include "base/error.h"
 
 // The headers of Gloo are the distribution's, the code is inside LibTorch; cmake/FindGloo.cmake
@@ -17,8 +19,11 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
                                                     std::chrono::milliseconds timeout,
                                                     const std::string& address) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   options->devices = {
-      c10d::ProcessGroupGloo::createDeviceForHostname(address.empty() ? "127.0.0.1" : address)};
+      interface && *interface ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                              : c10d::ProcessGroupGloo::createDeviceForHostname(
+                                    address.empty() ? "127.0.0.1" : address)};
   options->threads = 1;
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
 }

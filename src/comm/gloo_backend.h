@@ -8,7 +8,8 @@
 namespace shardproof::comm {
 
 // Collective over the group. `address`: of the interface to listen on, a name or number of this
-// host; empty: 127.0.0.1 (one host). Errors (kMissing): built without Gloo's headers.
+// host; empty: 127.0.0.1 (one host). GLOO_SOCKET_IFNAME, the name of an interface, wins over it.
+// Errors (kMissing): built without Gloo's headers.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     int rank, int size,
                                                     std::chrono::milliseconds timeout,

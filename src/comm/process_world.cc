@@ -1,6 +1,7 @@
 #include "comm/process_world.h"
 
-#include <dlfcn.h>
+#include <netdb.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -51,22 +52,46 @@ c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& r, std::chrono::millis
   }
 }
 
-// Where Gloo listens in a world of several hosts: the interface that GLOO_SOCKET_IFNAME would name
-// is found by this host's own name.
-std::string local_address() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "";
+// This host's address on the way to the store: where the other hosts can reach it. Nothing is sent:
+// connecting a datagram socket only chooses the interface.
+std::string address_towards(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    bad_input("cannot find the host '{}' of the store; check MASTER_ADDR", host);
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(found, freeaddrinfo);
+  char name[NI_MAXHOST] = {};
+  const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage local{};
+  socklen_t size = sizeof(local);
+  const bool known = fd >= 0 && ::connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+                     getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0 &&
+                     getnameinfo(reinterpret_cast<sockaddr*>(&local), size, name, sizeof(name),
+                                 nullptr, 0, NI_NUMERICHOST) == 0;
+  if (fd >= 0) close(fd);
+  if (!known) {
+    throw_error(ErrorKind::kMissing, "no interface of this host leads to the store at {}:{}", host,
+                port);
+  }
+  return name;
 }
 
 }  // namespace
 
 // Beats for this rank, and ends the process when another has failed or stopped beating. A thread:
-// the rank's own may be inside a collective that will never end.
+// the rank's own may be inside a collective that will never end. A second one notices when the
+// store does not answer the first: a question over a cut cable waits for hours.
 class ProcessWorld::Watchdog {
  public:
   Watchdog(c10::intrusive_ptr<c10d::Store> store, const Rendezvous& r,
            std::chrono::milliseconds timeout)
-      : store_(std::move(store)), rendezvous_(r), timeout_(timeout), thread_([this] { watch(); }) {}
+      : store_(std::move(store)),
+        rendezvous_(r),
+        timeout_(timeout),
+        guard_([this] { guard(); }),
+        thread_([this] { watch(); }) {}
   ~Watchdog() {
     {
       const std::lock_guard lock(mutex_);
@@ -74,20 +99,22 @@ class ProcessWorld::Watchdog {
     }
     wake_.notify_all();
     thread_.join();
+    guard_.join();
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Beat {
     int64_t count = -1;
-    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+    Clock::time_point since = Clock::now();
   };
 
   void watch() {
     std::vector<Beat> beats(static_cast<size_t>(rendezvous_.world_size));
-    std::unique_lock lock(mutex_);
-    while (!wake_.wait_for(lock, 500ms, [this] { return closing_; })) {
+    while (!closing_within(500ms)) {
       try {
         look(beats);
+        answered_ = Clock::now();
       } catch (const std::exception&) {
         end("the store at rank 0 is gone: rank 0 has ended or was killed");
       }
@@ -98,10 +125,22 @@ class ProcessWorld::Watchdog {
     }
   }
 
+  void guard() {
+    while (!closing_within(200ms)) {
+      if (Clock::now() - answered_.load() < timeout_ + 1s) continue;
+      end("the store at rank 0 does not answer: its machine or the network between is gone");
+    }
+  }
+
+  bool closing_within(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    return wake_.wait_for(lock, time, [this] { return closing_; });
+  }
+
   void look(std::vector<Beat>& beats) {
     store_->add(fmt::format("beat/{}", rendezvous_.rank), 1);
     if (store_->check({kFailure})) end(to_text(store_->get(kFailure)));
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = Clock::now();
     for (int r = 0; r < rendezvous_.world_size; ++r) {
       Beat& beat = beats[static_cast<size_t>(r)];
       const int64_t count = store_->add(fmt::format("beat/{}", r), 0);
@@ -125,7 +164,8 @@ class ProcessWorld::Watchdog {
   std::mutex mutex_;
   std::condition_variable wake_;
   bool closing_ = false;
-  std::thread thread_;  // last: it uses all above
+  std::atomic<Clock::time_point> answered_ = Clock::now();
+  std::thread guard_, thread_;  // last: they use all above
 };
 
 ProcessWorld::ProcessWorld(const Rendezvous& rendezvous, ProcessWorldOptions options)
@@ -255,7 +295,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessWorld::create(const std::string& name,
     const int size = static_cast<int>(ranks.size());
     backend = options_.transport == Transport::kGloo
                   ? make_gloo_backend(store, static_cast<int>(me), size, options_.timeout,
-                                      rendezvous_.local_size == world_size() ? "" : local_address())
+                                      rendezvous_.local_size == world_size()
+                                          ? ""
+                                          : address_towards(rendezvous_.host, rendezvous_.port))
                   : make_nccl_backend(store, static_cast<int>(me), size, options_.timeout,
                                       options_.device);
   }
