@@ -13,6 +13,7 @@
 #include "comm/process_world.h"
 #include "verify/attention/attention_check.h"
 #include "verify/case_id.h"
+#include "verify/collectives_case.h"
 #include "verify/dtype.h"
 #include "verify/models/model_check.h"
 #include "verify/process_rank_world.h"
@@ -134,6 +135,9 @@ C golden_case(const std::string& id, const std::vector<C>& offered) {
 }
 
 std::vector<verify::CasePtr> one_case(const VerifyOptions& o, const Goldens& goldens) {
+  if (o.case_id.starts_with("transports/")) {
+    return {verify::collectives_check(verify::CollectivesCase::parse(o.case_id))};
+  }
   if (o.case_id.starts_with("models/")) {
     return verify::model_checks({verify::ModelCase::parse(o.case_id)});
   }
@@ -187,6 +191,13 @@ std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens&
     }
     if (cases.empty()) bad_input("--random draws cases of the suites attention and models");
     return cases;
+  }
+  if (compares_transports(o)) {
+    for (const verify::CollectivesCase& c : verify::collectives_suite(world, o.seed)) {
+      if (filter.dtypes.empty() || filter.dtypes.contains(c.dtype)) {
+        cases.push_back(verify::collectives_check(c));
+      }
+    }
   }
   if (wants(o, "attention")) {
     add(verify::attention_checks(verify::attention_suite(filter, o.seed, o.quick)));
