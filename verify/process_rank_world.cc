@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -82,34 +84,87 @@ CollectiveCall read_call(Reader& in) {
 
 }  // namespace
 
-std::string pack(const RankResult& result, const std::vector<CollectiveCall>& calls) {
+std::string pack(const RankReport& report) {
   Writer out;
-  out.number(static_cast<int64_t>(result.size()));
-  for (const auto& [name, x] : result) {
+  out.number(static_cast<int64_t>(report.result.size()));
+  for (const auto& [name, x] : report.result) {
     const at::Tensor dense = x.detach().cpu().contiguous();
     out.text(name);
     out.number(static_cast<int64_t>(dense.scalar_type()));
     out.numbers(dense.sizes());
     out.bytes(dense.const_data_ptr(), dense.nbytes());
   }
-  out.number(static_cast<int64_t>(calls.size()));
-  for (const CollectiveCall& call : calls) write_call(out, call);
+  out.number(static_cast<int64_t>(report.calls.size()));
+  for (const CollectiveCall& call : report.calls) write_call(out, call);
+  out.text(report.flight_difference);
   return out.take();
 }
 
-void unpack(const std::string& bytes, RankResult& result, std::vector<CollectiveCall>& calls) {
+RankReport unpack(const std::string& bytes) {
   Reader in(bytes);
-  result.clear();
-  calls.clear();
+  RankReport report;
   for (int64_t left = in.number(); left > 0; --left) {
     const std::string name = in.text();
     const auto type = static_cast<at::ScalarType>(in.number());
     const auto shape = in.numbers();
     const at::Tensor x = at::empty(shape, at::TensorOptions(type));
     in.bytes(x.mutable_data_ptr(), x.nbytes());
-    result[name] = x;
+    report.result[name] = x;
   }
-  for (int64_t left = in.number(); left > 0; --left) calls.push_back(read_call(in));
+  for (int64_t left = in.number(); left > 0; --left) report.calls.push_back(read_call(in));
+  report.flight_difference = in.text();
+  return report;
+}
+
+namespace {
+
+int64_t total(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+// How the flight recorder calls it, and how many elements it says.
+std::pair<std::string, int64_t> as_recorded(const CollectiveCall& call) {
+  const int64_t sent = total(call.send), received = total(call.receive);
+  switch (call.kind) {
+    case CallKind::kAllToAll:
+      return {"all_to_all", sent};
+    case CallKind::kAllGather:
+      return {"_all_gather_base", call.send.empty() ? 0 : call.send[0]};
+    case CallKind::kReduceScatter:
+      return {"_reduce_scatter_base", sent};
+    case CallKind::kAllReduce:
+      return {"all_reduce", std::max(sent, received)};
+    case CallKind::kBroadcast:
+      return {"broadcast", std::max(sent, received)};
+    case CallKind::kSend:
+      return {"send", sent};
+    case CallKind::kRecv:
+      return {"recv", received};
+    case CallKind::kBarrier:
+      return {"all_reduce_barrier", 0};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string flight_difference(const std::vector<CollectiveCall>& calls,
+                              const std::vector<comm::FlightRecord>& records) {
+  std::vector<comm::FlightRecord> real;
+  for (const comm::FlightRecord& record : records) {
+    if (record.name != "coalesced") real.push_back(record);  // the step, beside its calls
+  }
+  for (size_t i = 0; i < std::min(calls.size(), real.size()); ++i) {
+    const auto [name, count] = as_recorded(calls[i]);
+    const bool same_kind = real[i].name == name || real[i].name.starts_with(name + " ");
+    const int64_t recorded = name == "recv" ? real[i].output : real[i].input;
+    if (same_kind && (name == "all_reduce_barrier" || recorded == count)) continue;
+    return fmt::format("collective {} was issued as {} ({} elements); the backend recorded {} ({})",
+                       i, calls[i].to_json_line(), count, real[i].name, recorded);
+  }
+  if (calls.size() == real.size()) return {};
+  return fmt::format("{} collectives were issued, the backend recorded {}", calls.size(),
+                     real.size());
 }
 
 void ProcessRankWorld::plant(const sim::FaultPlan& faults) {
@@ -118,7 +173,7 @@ void ProcessRankWorld::plant(const sim::FaultPlan& faults) {
 
 void ProcessRankWorld::run(const RankProgram& program, std::vector<RankResult>& results) {
   world_.barrier();  // rank 0 may still have been judging: collectives do not wait that long
-  world_.log().clear();
+  world_.clear_log();
   RankResult mine;
   try {
     mine = program(world_);
@@ -134,10 +189,23 @@ void ProcessRankWorld::run(const RankProgram& program, std::vector<RankResult>& 
     world_.announce_failure(text);
     internal_error("{}", text);
   }
-  const std::vector<std::string> all = world_.gather(pack(mine, world_.log().calls()));
+  RankReport report{std::move(mine), world_.log().calls(), {}};
+  const auto records = world_.flight_records();
+  const bool recorded = !records.empty();
+  if (recorded) report.flight_difference = flight_difference(report.calls, records);
+  const std::vector<std::string> all = world_.gather(pack(report));
   results.assign(all.size(), {});
   calls_.assign(all.size(), {});
-  for (size_t r = 0; r < all.size(); ++r) unpack(all[r], results[r], calls_[r]);
+  findings_.clear();
+  CheckResult trace{"trace", Status::kPass, {}};
+  for (size_t r = 0; r < all.size(); ++r) {
+    RankReport of_rank = unpack(all[r]);
+    results[r] = std::move(of_rank.result);
+    calls_[r] = std::move(of_rank.calls);
+    if (of_rank.flight_difference.empty()) continue;
+    trace = {"trace", Status::kFail, fmt::format("rank {}: {}", r, of_rank.flight_difference)};
+  }
+  if (recorded) findings_ = {trace};
 }
 
 const std::vector<CollectiveCall>& ProcessRankWorld::calls(int rank) const {

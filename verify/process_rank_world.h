@@ -15,11 +15,20 @@ class ProcessRankWorld final : public RankWorld {
   // collective that was the rank's last.
   void run(const RankProgram& program, std::vector<RankResult>& results) override;
   const std::vector<CollectiveCall>& calls(int rank) const override;
+  // "trace": whether the calls that were recorded on the way in are those that the backend itself
+  // has recorded (NCCL's flight recorder).
+  std::vector<CheckResult> findings() const override { return findings_; }
 
  private:
   comm::ProcessWorld& world_;
   std::vector<std::vector<CollectiveCall>> calls_;
+  std::vector<CheckResult> findings_;
 };
+
+// The first of our calls that the flight recorder does not have, or has otherwise; empty if they
+// agree in kind, order and elements.
+std::string flight_difference(const std::vector<CollectiveCall>& calls,
+                              const std::vector<comm::FlightRecord>& records);
 
 class ProcessWorlds final : public Worlds {
  public:
@@ -33,8 +42,13 @@ class ProcessWorlds final : public Worlds {
   ProcessRankWorld ranks_;
 };
 
-// A rank's tensors and calls as bytes, and back. Errors (kInternal): bytes that end too early.
-std::string pack(const RankResult& result, const std::vector<CollectiveCall>& calls);
-void unpack(const std::string& bytes, RankResult& result, std::vector<CollectiveCall>& calls);
+// What a rank has to tell, as bytes, and back. Errors (kInternal): bytes that end too early.
+struct RankReport {
+  RankResult result;
+  std::vector<CollectiveCall> calls;
+  std::string flight_difference;
+};
+std::string pack(const RankReport& report);
+RankReport unpack(const std::string& bytes);
 
 }  // namespace shardproof::verify

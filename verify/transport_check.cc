@@ -76,7 +76,8 @@ void ComparedWorld::run(const RankProgram& program, std::vector<RankResult>& res
     note(trace, r, trace_difference(real_.calls(r), simulated_.calls(r)));
     note(bits, r, result_difference(results[at], simulated[at], exact));
   }
-  findings_ = {trace, bits};
+  findings_ = real_.findings();
+  findings_.insert(findings_.end(), {trace, bits});
 }
 
 RankWorld& ComparedWorlds::get(int ranks) {

@@ -238,6 +238,18 @@ void ProcessWorld::compare_fingerprints() {
   bad_input("{}", text);
 }
 
+std::vector<FlightRecord> ProcessWorld::flight_records() const {
+  if (options_.transport != Transport::kNccl || backends_.empty()) return {};
+  return nccl_flight_records(last_flight_);
+}
+
+void ProcessWorld::clear_log() {
+  for (const FlightRecord& record : flight_records()) {
+    last_flight_ = std::max(last_flight_, record.id);
+  }
+  log_->clear();
+}
+
 std::string ProcessWorld::next_key(const char* kind) {
   return fmt::format("{}/{}", kind, messages_++);
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/nccl_backend.h"
 #include "comm/recording_backend.h"
 #include "comm/rendezvous.h"
 
@@ -42,7 +43,12 @@ class ProcessWorld final : public BackendFactory {
                                            const std::vector<int>& ranks) override;
 
   // The calls of this rank since they were last cleared.
-  CallLog& log() { return *log_; }
+  const CallLog& log() const { return *log_; }
+
+  // The backend's own records of the collectives since log() was last cleared by clear_log(); empty
+  // where the backend keeps none (Gloo).
+  std::vector<FlightRecord> flight_records() const;
+  void clear_log();
 
   // Control messages through the store; they wait without limit, as long as all ranks live.
   void barrier();
@@ -68,6 +74,7 @@ class ProcessWorld final : public BackendFactory {
   std::shared_ptr<CallLog> log_ = std::make_shared<CallLog>();
   std::map<std::string, c10::intrusive_ptr<c10d::Backend>> backends_;
   int64_t messages_ = 0;
+  int64_t last_flight_ = -1;  // the last record before the log was cleared
 };
 
 }  // namespace shardproof::comm

@@ -70,17 +70,34 @@ TEST_CASE("transport: results differ in bits, or by more than rounding", "[trans
 }
 
 TEST_CASE("transport: results and calls travel as bytes", "[transport]") {
-  const std::string bytes = pack(result(), {call("x"), call("y'")});
-  RankResult back;
-  std::vector<CollectiveCall> calls;
-  unpack(bytes, back, calls);
-  CHECK(result_difference(result(), back, true).empty());
-  CHECK(back["b"].sizes() == at::IntArrayRef({0, 3}));
-  CHECK(calls.size() == 2);
-  CHECK(trace_difference(calls, {call("x"), call("y'")}).empty());
-  CHECK(contains(error_text([&] { unpack(bytes.substr(0, bytes.size() - 1), back, calls); },
-                            ErrorKind::kInternal),
-                 "end after"));
+  const std::string bytes = pack({result(), {call("x"), call("y'")}, "so"});
+  const RankReport back = unpack(bytes);
+  CHECK(result_difference(result(), back.result, true).empty());
+  CHECK(back.result.at("b").sizes() == at::IntArrayRef({0, 3}));
+  CHECK(back.calls.size() == 2);
+  CHECK(trace_difference(back.calls, {call("x"), call("y'")}).empty());
+  CHECK(back.flight_difference == "so");
+  CHECK(
+      contains(error_text([&] { unpack(bytes.substr(0, bytes.size() - 1)); }, ErrorKind::kInternal),
+               "end after"));
+}
+
+TEST_CASE("transport: the backend's own records against ours", "[transport]") {
+  CollectiveCall send = call("s");
+  send.kind = CallKind::kSend;
+  send.send = {12};
+  send.receive = {};
+  const std::vector<CollectiveCall> calls = {call("a"), send};
+  const std::vector<comm::FlightRecord> records = {
+      {1, "_reduce_scatter_base", 8, 4}, {2, "send 0->1", 12, 12}, {3, "coalesced", 0, 0}};
+  CHECK(flight_difference(calls, records).empty());
+  CHECK(contains(flight_difference({call("a")}, records), "1 collectives were issued"));
+  auto other = records;
+  other[0].input = 9;
+  CHECK(contains(flight_difference(calls, other), "collective 0"));
+  other = records;
+  other[1].name = "recv 0<-1";
+  CHECK(contains(flight_difference(calls, other), "collective 1"));
 }
 
 // Two simulated worlds, of which one is broken: what a real transport with a fault would look like.

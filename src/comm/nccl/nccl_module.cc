@@ -12,3 +12,7 @@ shardproof_make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int r
   backend->setBoundDeviceId(device);
   return backend;
 }
+
+extern "C" __attribute__((visibility("default"))) std::string shardproof_nccl_trace_json() {
+  return c10d::dump_nccl_trace_json(/*includeCollectives=*/true, /*onlyActive=*/false);
+}
