@@ -190,9 +190,8 @@ void ProcessRankWorld::run(const RankProgram& program, std::vector<RankResult>& 
     internal_error("{}", text);
   }
   RankReport report{std::move(mine), world_.log().calls(), {}};
-  const auto records = world_.flight_records();
-  const bool recorded = !records.empty();
-  if (recorded) report.flight_difference = flight_difference(report.calls, records);
+  const bool recorded = world_.keeps_flight_records();
+  if (recorded) report.flight_difference = flight_difference(report.calls, world_.flight_records());
   const std::vector<std::string> all = world_.gather(pack(report));
   results.assign(all.size(), {});
   calls_.assign(all.size(), {});

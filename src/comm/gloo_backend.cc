@@ -14,6 +14,8 @@ namespace shardproof::comm {
 
 #ifdef USE_C10D_GLOO
 
+void require_gloo() {}
+
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     int rank, int size,
                                                     std::chrono::milliseconds timeout,
@@ -30,12 +32,17 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10
 
 #else
 
-c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>&, int,
-                                                    int, std::chrono::milliseconds,
-                                                    const std::string&) {
+void require_gloo() {
   throw_error(
       ErrorKind::kMissing,
       "this build has no Gloo: install libgloo-dev and build again, or use --transport nccl");
+}
+
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>&, int,
+                                                    int, std::chrono::milliseconds,
+                                                    const std::string&) {
+  require_gloo();
+  return {};
 }
 
 #endif

@@ -7,6 +7,9 @@
 
 namespace shardproof::comm {
 
+// Errors (kMissing): this build has no Gloo.
+void require_gloo();
+
 // Collective over the group. `address`: of the interface to listen on, a name or number of this
 // host; empty: 127.0.0.1 (one host). GLOO_SOCKET_IFNAME, the name of an interface, wins over it.
 // Errors (kMissing): built without Gloo's headers.

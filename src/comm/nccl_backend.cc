@@ -40,6 +40,8 @@ int64_t elements(const JsonValue& shapes) {
 
 }  // namespace
 
+void require_nccl() { exported<MakeNcclBackend>(kMakeNcclBackend); }
+
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                     int rank, int size,
                                                     std::chrono::milliseconds timeout,

@@ -10,6 +10,9 @@
 
 namespace shardproof::comm {
 
+// Loads the module. Errors (kMissing): as below.
+void require_nccl();
+
 // Collective over the group. Errors (kMissing): the module was not built (no CUDA headers) or
 // cannot be loaded.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store,

@@ -170,6 +170,8 @@ class ProcessWorld::Watchdog {
 
 ProcessWorld::ProcessWorld(const Rendezvous& rendezvous, ProcessWorldOptions options)
     : rendezvous_(rendezvous), options_(std::move(options)) {
+  // What this machine lacks is said before the others are kept waiting.
+  options_.transport == Transport::kGloo ? require_gloo() : require_nccl();
   auto root = connect(rendezvous_, options_.timeout);
   store_ = c10::make_intrusive<c10d::PrefixStore>("shardproof", root);
   compare_fingerprints();
@@ -297,23 +299,27 @@ void ProcessWorld::announce_failure(const std::string& message) noexcept {
   }
 }
 
+c10::intrusive_ptr<c10d::Backend> ProcessWorld::make_backend(const std::string& members,
+                                                             const std::vector<int>& ranks) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("group/" + members, store_);
+  const auto me = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
+  const auto size = static_cast<int>(ranks.size());
+  if (options_.transport == Transport::kNccl) {
+    return make_nccl_backend(store, me, size, options_.timeout, options_.device);
+  }
+  const bool one_host = rendezvous_.local_size == world_size();
+  return make_gloo_backend(store, me, size, options_.timeout,
+                           one_host ? "" : address_towards(rendezvous_.host, rendezvous_.port));
+}
+
 c10::intrusive_ptr<c10d::Backend> ProcessWorld::create(const std::string& name,
                                                        const std::vector<int>& ranks) {
   const std::string members = fmt::format("{}", fmt::join(ranks, ","));
-  auto& backend = backends_[members];
-  if (!backend) {
-    const auto store = c10::make_intrusive<c10d::PrefixStore>("group/" + members, store_);
-    const auto me = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
-    const int size = static_cast<int>(ranks.size());
-    backend = options_.transport == Transport::kGloo
-                  ? make_gloo_backend(store, static_cast<int>(me), size, options_.timeout,
-                                      rendezvous_.local_size == world_size()
-                                          ? ""
-                                          : address_towards(rendezvous_.host, rendezvous_.port))
-                  : make_nccl_backend(store, static_cast<int>(me), size, options_.timeout,
-                                      options_.device);
+  auto known = backends_.find(members);
+  if (known == backends_.end()) {
+    known = backends_.emplace(members, make_backend(members, ranks)).first;
   }
-  return c10::make_intrusive<RecordingBackend>(backend, name, log_);
+  return c10::make_intrusive<RecordingBackend>(known->second, name, log_);
 }
 
 }  // namespace shardproof::comm

@@ -48,6 +48,7 @@ class ProcessWorld final : public BackendFactory {
   // The backend's own records of the collectives since log() was last cleared by clear_log(); empty
   // where the backend keeps none (Gloo).
   std::vector<FlightRecord> flight_records() const;
+  bool keeps_flight_records() const { return options_.transport == Transport::kNccl; }
   void clear_log();
 
   // Control messages through the store; they wait without limit, as long as all ranks live.
@@ -63,6 +64,8 @@ class ProcessWorld final : public BackendFactory {
  private:
   class Watchdog;
 
+  c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& members,
+                                                 const std::vector<int>& ranks);
   void compare_fingerprints();
   void wait_for_all();
   std::string next_key(const char* kind);
