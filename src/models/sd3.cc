@@ -181,7 +181,7 @@ class SD3 final : public Transformer {
     block.at("norm1").linear("linear", c, (config_.dual(layer) ? 9 : 6) * c);
     block.at("norm1_context").linear("linear", c, (config_.last(layer) ? 2 : 6) * c);
     const auto attention = [&](const char* name) {
-      const SpecBuilder attn = block.at(name);
+      SpecBuilder attn = block.at(name);
       for (const char* norm : {"norm_q", "norm_k"}) attn.norm(norm, config_.head_dim);
       for (const char* linear : {"to_q", "to_k", "to_v", "to_out.0"}) attn.linear(linear, c, c);
       return attn;

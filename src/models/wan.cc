@@ -59,7 +59,7 @@ struct Shared {
 
 class Wan final : public Transformer {
  public:
-  explicit Wan(Config config) : config_(std::move(config)) {}
+  explicit Wan(const Config& config) : config_(config) {}
   std::string class_name() const override { return "WanTransformer3DModel"; }
 
   std::vector<ParameterSpec> parameter_specs() const override {

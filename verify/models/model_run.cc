@@ -161,10 +161,12 @@ class Assembly {
     for (const auto& [name, first] : ranks[0]) {
       const bool gradient = name.ends_with(":grad");
       std::vector<Tensor> replicas;
+      const auto parts_of_replica = static_cast<size_t>(c_.mesh.sp());
       for (int dp = 0; dp < c_.mesh.dp; ++dp) {
         std::vector<Tensor> parts;
         for (int r = 0; r < c_.mesh.sp(); ++r) {
-          parts.push_back(ranks[static_cast<size_t>(dp * c_.mesh.sp() + r)].at(name));
+          parts.push_back(
+              ranks[static_cast<size_t>(dp) * parts_of_replica + static_cast<size_t>(r)].at(name));
         }
         replicas.push_back(gradient           ? sum(parts)
                            : name == "output" ? the_same(name, parts)
