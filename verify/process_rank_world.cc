@@ -97,6 +97,7 @@ std::string pack(const RankReport& report) {
   out.number(static_cast<int64_t>(report.calls.size()));
   for (const CollectiveCall& call : report.calls) write_call(out, call);
   out.text(report.flight_difference);
+  out.text(report.refusal);
   return out.take();
 }
 
@@ -113,6 +114,7 @@ RankReport unpack(const std::string& bytes) {
   }
   for (int64_t left = in.number(); left > 0; --left) report.calls.push_back(read_call(in));
   report.flight_difference = in.text();
+  report.refusal = in.text();
   return report;
 }
 
@@ -174,37 +176,50 @@ void ProcessRankWorld::plant(const sim::FaultPlan& faults) {
 void ProcessRankWorld::run(const RankProgram& program, std::vector<RankResult>& results) {
   world_.barrier();  // rank 0 may still have been judging: collectives do not wait that long
   world_.clear_log();
-  RankResult mine;
+  RankReport report;
   try {
-    mine = program(world_);
+    report.result = program(world_);
   } catch (const std::exception& error) {
-    const auto calls = world_.log().calls();
-    const std::string what = error.what();
-    const std::string text = fmt::format(
-        "rank {} failed{}: {}", world_.rank(),
-        calls.empty() ? std::string()
-                      : fmt::format(", its last collective was {} in group '{}', tag '{}'",
-                                    calls.back().describe(), calls.back().group, calls.back().tag),
-        what.substr(0, what.find("\nException raised from")));
-    world_.announce_failure(text);
-    internal_error("{}", text);
+    const auto* refused = dynamic_cast<const Error*>(&error);
+    if (!refused || refused->kind() != ErrorKind::kBadInput || !world_.log().calls().empty()) {
+      fail(error.what());
+    }
+    report.refusal = error.what();
   }
-  RankReport report{std::move(mine), world_.log().calls(), {}};
-  const bool recorded = world_.keeps_flight_records();
-  if (recorded) report.flight_difference = flight_difference(report.calls, world_.flight_records());
-  const std::vector<std::string> all = world_.gather(pack(report));
-  results.assign(all.size(), {});
-  calls_.assign(all.size(), {});
+  report.calls = world_.log().calls();
+  if (world_.keeps_flight_records()) {
+    report.flight_difference = flight_difference(report.calls, world_.flight_records());
+  }
+  collect(world_.gather(pack(report)), results);
+}
+
+void ProcessRankWorld::fail(const std::string& what) {
+  const auto calls = world_.log().calls();
+  const std::string text = fmt::format(
+      "rank {} failed{}: {}", world_.rank(),
+      calls.empty() ? std::string()
+                    : fmt::format(", its last collective was {} in group '{}', tag '{}'",
+                                  calls.back().describe(), calls.back().group, calls.back().tag),
+      what.substr(0, what.find("\nException raised from")));
+  world_.announce_failure(text);
+  internal_error("{}", text);
+}
+
+void ProcessRankWorld::collect(const std::vector<std::string>& reports,
+                               std::vector<RankResult>& results) {
+  results.assign(reports.size(), {});
+  calls_.assign(reports.size(), {});
   findings_.clear();
   CheckResult trace{"trace", Status::kPass, {}};
-  for (size_t r = 0; r < all.size(); ++r) {
-    RankReport of_rank = unpack(all[r]);
-    results[r] = std::move(of_rank.result);
-    calls_[r] = std::move(of_rank.calls);
-    if (of_rank.flight_difference.empty()) continue;
-    trace = {"trace", Status::kFail, fmt::format("rank {}: {}", r, of_rank.flight_difference)};
+  for (size_t r = 0; r < reports.size(); ++r) {
+    RankReport report = unpack(reports[r]);
+    if (!report.refusal.empty()) bad_input("{}", report.refusal);
+    results[r] = std::move(report.result);
+    calls_[r] = std::move(report.calls);
+    if (report.flight_difference.empty()) continue;
+    trace = {"trace", Status::kFail, fmt::format("rank {}: {}", r, report.flight_difference)};
   }
-  if (recorded) findings_ = {trace};
+  if (world_.keeps_flight_records()) findings_ = {trace};
 }
 
 const std::vector<CollectiveCall>& ProcessRankWorld::calls(int rank) const {

@@ -11,8 +11,9 @@ class ProcessRankWorld final : public RankWorld {
   int size() const override { return world_.world_size(); }
   bool judges() const override { return world_.rank() == 0; }
   void plant(const sim::FaultPlan& faults) override;
-  // Collective. If this rank's program throws, all others are told and end; the error names the
-  // collective that was the rank's last.
+  // Collective. A program that refuses its input (kBadInput) before it communicates does so on all
+  // ranks alike: the judging rank passes that on. If this rank's program throws otherwise, all
+  // others are told and end; the error names the collective that was the rank's last.
   void run(const RankProgram& program, std::vector<RankResult>& results) override;
   const std::vector<CollectiveCall>& calls(int rank) const override;
   // "trace": whether the calls that were recorded on the way in are those that the backend itself
@@ -20,6 +21,9 @@ class ProcessRankWorld final : public RankWorld {
   std::vector<CheckResult> findings() const override { return findings_; }
 
  private:
+  [[noreturn]] void fail(const std::string& what);
+  void collect(const std::vector<std::string>& reports, std::vector<RankResult>& results);
+
   comm::ProcessWorld& world_;
   std::vector<std::vector<CollectiveCall>> calls_;
   std::vector<CheckResult> findings_;
@@ -47,6 +51,7 @@ struct RankReport {
   RankResult result;
   std::vector<CollectiveCall> calls;
   std::string flight_difference;
+  std::string refusal;  // why the program refused before it communicated; empty if it ran
 };
 std::string pack(const RankReport& report);
 RankReport unpack(const std::string& bytes);

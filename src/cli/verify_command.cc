@@ -324,15 +324,26 @@ int run_verify(const VerifyOptions& o) {
   check_outputs(o);
   const auto world = join_world(o);
   if (!world) return report(o, judge_cases(o, nullptr));
+  int code = 0;
+  std::exception_ptr refused;  // what rank 0 says after all others have left in peace
   try {
     const verify::Verdict verdict = judge_cases(o, world.get());
     // Printed before the others hear of it: a launcher may end all when one ends.
-    const int code = world->rank() == 0 ? report(o, verdict) : 0;
-    return std::stoi(world->broadcast(std::to_string(code)));
+    if (world->rank() == 0) {
+      try {
+        code = report(o, verdict);
+      } catch (const Error& error) {
+        code = static_cast<int>(error.kind());
+        refused = std::current_exception();
+      }
+    }
+    code = std::stoi(world->broadcast(std::to_string(code)));
   } catch (const std::exception& error) {
     world->announce_failure(error.what());
     throw;
   }
+  if (refused) std::rethrow_exception(refused);
+  return code;
 }
 
 }  // namespace

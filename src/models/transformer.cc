@@ -1,5 +1,7 @@
 #include "models/transformer.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "models/flux.h"
 #include "models/qwen_image.h"
@@ -38,6 +40,15 @@ std::vector<std::pair<std::string, at::Tensor>> TransformerInputs::tensors() con
   return all;
 }
 
+bool TransformerInputs::is_name(const std::string& name) {
+  return std::any_of(std::begin(kInputs), std::end(kInputs),
+                     [&](const auto& known) { return name == known.first; });
+}
+
+bool TransformerInputs::has_samples(const std::string& name) {
+  return is_name(name) && name != "img_ids" && name != "txt_ids";
+}
+
 at::Tensor& TransformerInputs::operator[](const std::string& name) {
   for (const auto& [known, member] : kInputs) {
     if (name == known) return this->*member;
@@ -63,7 +74,7 @@ void check_inputs(const plan::ModelPlan& plan, const TransformerInputs& inputs) 
   }
   const int64_t samples = inputs.timestep.size(0);
   for (const auto& [name, x] : inputs.tensors()) {
-    if (name == "img_ids" || name == "txt_ids") continue;  // without a batch axis
+    if (!TransformerInputs::has_samples(name)) continue;
     if (x.size(0) != samples) {
       bad_input("input '{}' has {} samples, but timestep has {}", name, x.size(0), samples);
     }

@@ -30,6 +30,9 @@ struct TransformerInputs {
 
   // The tensors that are defined, by the names above.
   std::vector<std::pair<std::string, at::Tensor>> tensors() const;
+  // Whether `name` is one of them; whether its first dimension counts samples (ids have none).
+  static bool is_name(const std::string& name);
+  static bool has_samples(const std::string& name);
   // A name above; errors (kBadInput): another one.
   at::Tensor& operator[](const std::string& name);
 };

@@ -167,6 +167,8 @@ check 'no store (timeout 3 s)' 3 'is rank 0 running' $code $start
 # The launcher.
 expect 'a rank ends with an error' 2 "unknown suite 'atention'" \
   "$program" launch -n 2 -- verify atention --transport gloo
+expect 'a case that all ranks refuse' 2 'runs on cuda' \
+  "$program" launch -n 2 -- $(verify attention --quick --backend cudnn)
 expect 'a command that is not there' 3 "cannot run '/nowhere/$mark'" \
   "$program" launch -n 2 -- /nowhere/$mark
 expect 'no world around' 2 'no world of processes' "$program" verify attention --transport gloo

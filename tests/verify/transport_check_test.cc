@@ -70,13 +70,14 @@ TEST_CASE("transport: results differ in bits, or by more than rounding", "[trans
 }
 
 TEST_CASE("transport: results and calls travel as bytes", "[transport]") {
-  const std::string bytes = pack({result(), {call("x"), call("y'")}, "so"});
+  const std::string bytes = pack({result(), {call("x"), call("y'")}, "so", "no"});
   const RankReport back = unpack(bytes);
   CHECK(result_difference(result(), back.result, true).empty());
   CHECK(back.result.at("b").sizes() == at::IntArrayRef({0, 3}));
   CHECK(back.calls.size() == 2);
   CHECK(trace_difference(back.calls, {call("x"), call("y'")}).empty());
   CHECK(back.flight_difference == "so");
+  CHECK(back.refusal == "no");
   CHECK(
       contains(error_text([&] { unpack(bytes.substr(0, bytes.size() - 1)); }, ErrorKind::kInternal),
                "end after"));

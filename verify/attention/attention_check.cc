@@ -85,11 +85,11 @@ void judge_case(const AttentionCase& c, const AttentionSubject& subject, Worlds&
   c.make_plan();  // refuses impossible combinations before any work
   const AttentionData data = golden ? golden_attention_data(c, *golden) : draw_attention_data(c);
   RankWorld& world = worlds.get(c.mesh.world());
-  AttentionTensors reference;
-  if (world.judges()) reference = run_whole(c, data, worlds.device());
+  // First what all ranks do, then what the judging one does alone.
   SequenceParallelRun run = run_sequence_parallel(c, data, subject, world);
   result.checks = std::move(run.checks);
   if (!run.completed) return;
+  const AttentionTensors reference = run_whole(c, data, worlds.device());
   for (const Named& named : kTensors) {
     judge_one(named, c, data, run.tensors, reference, result);
   }

@@ -178,11 +178,10 @@ void judge_case(const ModelCase& c, const ModelSubject& subject, Worlds& worlds,
   const ModelData data = golden ? golden_model_data(c, *golden) : draw_model_data(c);
   attention_of(c, data).make_plan();  // refuses impossible combinations before any work
   RankWorld& world = worlds.get(c.mesh.world());
-  std::optional<Judge> judge;
-  if (world.judges()) judge.emplace(c, data, golden, worlds.device());
+  // First what all ranks do, then what the judging one does alone.
   ModelRun run = run_parallel_model(c, data, subject, world);
   result.checks = std::move(run.checks);
-  if (run.completed) judge->judge_all(run.tensors, result);
+  if (run.completed) Judge(c, data, golden, worlds.device()).judge_all(run.tensors, result);
 }
 
 class ModelCheck final : public Case {

@@ -227,7 +227,7 @@ std::vector<ModelPass> replica_passes(const ModelCase& c, const ModelData& data,
   std::vector<ModelPass> passes = data.passes;
   for (ModelPass& pass : passes) {
     for (auto& [name, x] : pass.inputs.tensors()) {
-      if (name == "img_ids" || name == "txt_ids") continue;  // without a batch axis
+      if (!TransformerInputs::has_samples(name)) continue;
       auto& y = cut[x.unsafeGetTensorImpl()];
       if (!y.defined()) y = x.narrow(0, dp * c.batch, c.batch);
       pass.inputs[name] = y;

@@ -259,14 +259,7 @@ class Assembly {
     if (!name.ends_with(":grad")) return true;
     std::string input = name.substr(0, name.size() - 5);
     if (input.starts_with("negative.")) input = input.substr(9);
-    models::TransformerInputs known;
-    if (input == "img_ids" || input == "txt_ids") return false;
-    try {
-      known[input];
-    } catch (const Error&) {
-      return false;  // a parameter
-    }
-    return true;
+    return models::TransformerInputs::has_samples(input);
   }
 
   const ModelCase& c_;
