@@ -1,5 +1,6 @@
 // What the suites hold, and that the product passes them.
 #include "verify/suites/attention_suite.h"
+#include "verify/suites/model_suite.h"
 
 #include "tests/catch.h"
 
@@ -260,6 +261,22 @@ TEST_CASE("attention suite: 300 random fp64 cases are right to 1e-12", "[verify]
   CaseFilter filter;
   filter.dtypes = {at::kDouble};
   check_tight(random_attention_cases(filter, 20, 300));
+}
+
+TEST_CASE("suites: a world of processes gets cases of its own size, however large", "[verify]") {
+  for (const int world : {2, 5, 7, 16}) {
+    CaseFilter filter;
+    filter.world = world;
+    for (const bool quick : {true, false}) {
+      const auto attention = attention_suite(filter, 1, quick);
+      const auto models = model_suite(filter, 1, quick);
+      INFO("world " << world);
+      CHECK(!attention.empty());
+      CHECK(!models.empty());
+      for (const AttentionCase& c : attention) CHECK(c.mesh.world() == world);
+      for (const ModelCase& c : models) CHECK(c.mesh.world() == world);
+    }
+  }
 }
 
 }  // namespace

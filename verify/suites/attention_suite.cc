@@ -85,6 +85,12 @@ void dress(AttentionCase& c, int variant) {
 
 }  // namespace
 
+std::set<int> CaseFilter::wanted_sp() const {
+  std::set<int> sizes = sp;
+  if (sp.empty() && world != 0) sizes.insert(world);
+  return sizes;
+}
+
 bool CaseFilter::admits(const AttentionCase& c) const {
   const auto in = [](const auto& set, const auto& value) {
     return set.empty() || set.contains(value);
@@ -97,9 +103,10 @@ std::vector<AttentionCase> attention_suite(const CaseFilter& filter, uint64_t se
   std::vector<AttentionCase> cases;
   uint64_t number = 0;
   std::set<int> sizes = {1, 2, 3, 4, 5, 6, 7, 8};
-  sizes.insert(filter.sp.begin(), filter.sp.end());  // larger ones only if they are asked for
+  const std::set<int> wanted = filter.wanted_sp();  // larger ones only if they are asked for
+  sizes.insert(wanted.begin(), wanted.end());
   for (int sp : sizes) {
-    if (quick && filter.sp.empty() && (sp == 1 || sp == 5 || sp == 6 || sp == 7)) continue;
+    if (quick && wanted.empty() && (sp == 1 || sp == 5 || sp == 6 || sp == 7)) continue;
     for (const MeshMode& mode : factorisations(sp)) {
       for (size_t d = 0; d < all_dtypes().size(); ++d) {
         for (int variant = 0; variant < kVariants; ++variant) {
@@ -228,9 +235,8 @@ std::vector<AttentionCase> random_attention_cases(const CaseFilter& filter, uint
 std::vector<AttentionCase> golden_cases(const AttentionGolden& golden, const CaseFilter& filter,
                                         bool quick) {
   std::vector<AttentionCase> cases;
-  std::set<int> sizes = filter.sp;
+  std::set<int> sizes = filter.wanted_sp();
   if (sizes.empty()) sizes = quick ? std::set<int>{2} : std::set<int>{2, 4};
-  if (filter.world != 0) sizes = {filter.world};
   for (int sp : sizes) {
     for (const MeshMode& mode : factorisations(sp)) {
       for (c10::ScalarType dtype : all_dtypes()) {

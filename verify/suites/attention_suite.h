@@ -15,6 +15,8 @@ struct CaseFilter {
   std::set<c10::ScalarType> dtypes;
   int world = 0;  // only cases of this many ranks in all; 0: any
   std::string backend = "auto";
+  // Sizes that are asked for: suites add them to their own.
+  std::set<int> wanted_sp() const;
   bool admits(const AttentionCase& c) const;
 };
 

@@ -31,7 +31,7 @@ std::vector<MeshMode> suite_meshes(const CaseFilter& filter) {
                                {{1, 2, 4}},
                                {{1, 2, 1}, RingMode::kAllGather},
                                {{1, 2, 2}, RingMode::kAllGather}};
-  for (const int sp : filter.sp) {
+  for (const int sp : filter.wanted_sp()) {
     if (sp == 2 || sp == 3 || sp == 4 || sp == 8) continue;
     for (int ring = 1; ring <= sp; ++ring) {
       if (sp % ring == 0) all.push_back({{1, ring, sp / ring}});
@@ -201,8 +201,7 @@ std::vector<ModelCase> golden_model_cases(const ModelGolden& golden, const CaseF
                                           bool quick) {
   std::vector<MeshMode> meshes = {{{1, 1, 1}}, {{1, 1, 2}}, {{1, 2, 1}}, {{1, 2, 2}}};
   if (!quick) meshes.insert(meshes.end(), {{{1, 1, 4}}, {{1, 4, 1}}, {{1, 1, 3}}});
-  std::set<int> sizes = filter.sp;
-  if (filter.world != 0) sizes = {filter.world};
+  const std::set<int> sizes = filter.wanted_sp();
   if (!sizes.empty()) {
     meshes.clear();
     for (const int sp : sizes) {
