@@ -84,6 +84,8 @@ void judge_case(const AttentionCase& c, const AttentionSubject& subject, Worlds&
                 const AttentionGolden* golden, CaseResult& result) {
   c.make_plan();  // refuses impossible combinations before any work
   const AttentionData data = golden ? golden_attention_data(c, *golden) : draw_attention_data(c);
+  // Another refusal that all ranks must come to before one of them waits for the others.
+  attention::make_local_attention(c.backend, worlds.device(), c.dtype, data.mask.defined());
   RankWorld& world = worlds.get(c.mesh.world());
   // First what all ranks do, then what the judging one does alone.
   SequenceParallelRun run = run_sequence_parallel(c, data, subject, world);

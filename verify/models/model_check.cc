@@ -177,6 +177,9 @@ void judge_case(const ModelCase& c, const ModelSubject& subject, Worlds& worlds,
                 const ModelGolden* golden, CaseResult& result) {
   const ModelData data = golden ? golden_model_data(c, *golden) : draw_model_data(c);
   attention_of(c, data).make_plan();  // refuses impossible combinations before any work
+  // Another refusal that all ranks must come to before one of them waits for the others.
+  attention::make_local_attention(c.parallel.backend, worlds.device(), c.dtype,
+                                  c.ragged || c.text_aligned);
   RankWorld& world = worlds.get(c.mesh.world());
   // First what all ranks do, then what the judging one does alone.
   ModelRun run = run_parallel_model(c, data, subject, world);
