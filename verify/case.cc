@@ -20,6 +20,19 @@ CheckResult check_of(const sim::CollectiveError& error) {
   }
 }
 
+bool run_ranks(RankWorld& world, const sim::FaultPlan& faults, const RankProgram& program,
+               std::vector<RankResult>& results, std::vector<CheckResult>& checks) {
+  world.plant(faults);
+  try {
+    world.run(program, results);
+  } catch (const sim::CollectiveError& error) {
+    if (error.kind() != ErrorKind::kViolation) throw;
+    checks.push_back(check_of(error));
+    if (!error.ranks_returned()) return false;
+  }
+  return world.judges();
+}
+
 CaseResult judged(const std::string& id, const comm::MeshShape& mesh,
                   const std::function<void(CaseResult&)>& judge) {
   CaseResult result;

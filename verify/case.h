@@ -28,6 +28,11 @@ class Case {
 // The check that a violation of the collectives fails: race, deadlock or trace.
 CheckResult check_of(const sim::CollectiveError& error);
 
+// Runs the program with `faults` planted; what the collectives violate becomes one of `checks`.
+// False if there is nothing to judge here: the run was ended, or another process judges.
+bool run_ranks(RankWorld& world, const sim::FaultPlan& faults, const RankProgram& program,
+               std::vector<RankResult>& results, std::vector<CheckResult>& checks);
+
 // Runs `judge` and concludes the result. A combination that cannot be built (kBadInput) is a skip
 // with its reason; any other exception is an error, as is a rank that refuses what can be built.
 CaseResult judged(const std::string& id, const comm::MeshShape& mesh,

@@ -139,16 +139,8 @@ class CollectivesCheck final : public Case {
     return judged(id(), {1, 1, case_.ranks}, [&](CaseResult& result) {
       RankWorld& world = worlds.get(case_.ranks);
       std::vector<RankResult> results;
-      world.plant({});
-      try {
-        world.run([&](comm::BackendFactory& rank) { return run_collectives(case_, rank); },
-                  results);
-      } catch (const sim::CollectiveError& error) {
-        if (error.kind() != ErrorKind::kViolation) throw;
-        result.checks.push_back(check_of(error));
-        return;
-      }
-      if (!world.judges()) return;
+      const auto program = [&](comm::BackendFactory& rank) { return run_collectives(case_, rank); };
+      if (!run_ranks(world, {}, program, results, result.checks)) return;
       if (case_.integers) result.checks.push_back(compare(results));
       for (CheckResult& finding : world.findings()) result.checks.push_back(std::move(finding));
     });

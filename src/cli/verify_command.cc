@@ -235,9 +235,9 @@ std::unique_ptr<comm::ProcessWorld> join_world(const VerifyOptions& o) {
   return std::make_unique<comm::ProcessWorld>(rendezvous, options);
 }
 
-verify::RunOptions run_options(const VerifyOptions& o) {
+verify::RunOptions run_options(const VerifyOptions& o, at::Device device) {
   verify::RunOptions run;
-  run.device = comm::compute_device(o.device);
+  run.device = device;
   run.schedule_seed = o.schedule_seed;
   if (isatty(STDERR_FILENO) && !o.quiet) {
     run.progress = [](size_t done, size_t all) {
@@ -291,11 +291,11 @@ verify::Verdict judge_cases(const VerifyOptions& o, comm::ProcessWorld* world) {
   const Goldens goldens = load_goldens(o, all_goldens);
   const std::vector<verify::CasePtr> cases =
       choose_cases(o, goldens, world ? world->world_size() : 0);
-  verify::RunOptions run = run_options(o);
+  // A rank has chosen its device when it joined: asking again would make the first one current.
+  verify::RunOptions run = run_options(o, world ? world->device() : comm::compute_device(o.device));
   std::unique_ptr<verify::Worlds> real, simulated, compared;
   if (world) {
     real = std::make_unique<verify::ProcessWorlds>(*world);
-    run.device = world->device();
     run.worlds = real.get();
   }
   if (compares_transports(o)) {

@@ -2,12 +2,10 @@
 
 #include <ATen/ATen.h>
 
-#include <filesystem>
-
 #include "base/error.h"
 #include "verify/attention/localise.h"
 #include "verify/budget.h"
-#include "verify/shrink.h"
+#include "verify/subject_check.h"
 
 namespace shardproof::verify {
 namespace {
@@ -100,32 +98,6 @@ void judge_case(const AttentionCase& c, const AttentionSubject& subject, Worlds&
   }
 }
 
-class AttentionCheck final : public Case {
- public:
-  AttentionCheck(AttentionCase c, AttentionSubject subject, const AttentionGolden* golden)
-      : case_(std::move(c)), subject_(std::move(subject)), golden_(golden) {}
-
-  std::string id() const override { return case_.id(); }
-  CaseResult check(Worlds& worlds) const override {
-    return check_attention(case_, subject_, worlds, golden_);
-  }
-  std::string replay_arguments() const override {
-    if (!golden_) return {};
-    return fmt::format(" --golden '{}'", std::filesystem::proximate(golden_->folder).string());
-  }
-  CasePtr shrunk(const std::function<bool(const Case&)>& fails) const override {
-    if (golden_) return nullptr;
-    const auto with = [&](const AttentionCase& c) { return AttentionCheck(c, subject_, nullptr); };
-    return std::make_shared<AttentionCheck>(
-        with(shrink(case_, [&](const AttentionCase& c) { return fails(with(c)); })));
-  }
-
- private:
-  AttentionCase case_;
-  AttentionSubject subject_;
-  const AttentionGolden* golden_;
-};
-
 }  // namespace
 
 CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subject, Worlds& worlds,
@@ -137,16 +109,8 @@ CaseResult check_attention(const AttentionCase& c, const AttentionSubject& subje
 std::vector<CasePtr> attention_checks(const std::vector<AttentionCase>& cases,
                                       const std::map<std::string, AttentionGolden>& goldens,
                                       const AttentionSubject& subject) {
-  std::vector<CasePtr> checks;
-  for (const AttentionCase& c : cases) {
-    const auto golden = goldens.find(c.golden);
-    if (!c.golden.empty() && golden == goldens.end()) {
-      bad_input("case '{}' needs the golden '{}'; name its folder with --golden", c.id(), c.golden);
-    }
-    checks.push_back(
-        std::make_shared<AttentionCheck>(c, subject, c.golden.empty() ? nullptr : &golden->second));
-  }
-  return checks;
+  return subject_checks(cases, goldens, subject, check_attention,
+                        [](const AttentionCase& c) { return c.golden; });
 }
 
 }  // namespace shardproof::verify

@@ -288,24 +288,12 @@ SequenceParallelRun run_sequence_parallel(const AttentionCase& c, const Attentio
                         problems.empty() ? std::string() : "plan: " + problems[0]});
 
   std::vector<RankResult> outputs;
-  world.plant(subject.faults);
-  try {
-    world.run(
-        [&](comm::BackendFactory& rank) {
-          const auto& mine = parts[static_cast<size_t>(rank.rank() % c.mesh.sp())];
-          return run_rank(c, data, subject, mine, rank);
-        },
-        outputs);
-  } catch (const sim::CollectiveError& error) {
-    if (error.kind() != ErrorKind::kViolation) throw;
-    run.checks.push_back(check_of(error));
-    run.completed = error.ranks_returned();
-    if (!run.completed) return run;
-  }
-  if (!world.judges()) {
-    run.completed = false;
-    return run;
-  }
+  const auto program = [&](comm::BackendFactory& rank) {
+    const auto& mine = parts[static_cast<size_t>(rank.rank() % c.mesh.sp())];
+    return run_rank(c, data, subject, mine, rank);
+  };
+  run.completed = run_ranks(world, subject.faults, program, outputs, run.checks);
+  if (!run.completed) return run;
   Assembly assembly(c, data, ownership);
   for (int r = 0; r < world.size(); ++r) {
     assembly.add(r, outputs[static_cast<size_t>(r)], parts[static_cast<size_t>(r % c.mesh.sp())]);

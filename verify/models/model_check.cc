@@ -3,13 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "base/error.h"
 #include "verify/attention/localise.h"
 #include "verify/attention/ownership.h"
 #include "verify/budget.h"
-#include "verify/shrink.h"
+#include "verify/subject_check.h"
 
 namespace shardproof::verify {
 namespace {
@@ -187,32 +186,6 @@ void judge_case(const ModelCase& c, const ModelSubject& subject, Worlds& worlds,
   if (run.completed) Judge(c, data, golden, worlds.device()).judge_all(run.tensors, result);
 }
 
-class ModelCheck final : public Case {
- public:
-  ModelCheck(ModelCase c, ModelSubject subject, const ModelGolden* golden)
-      : case_(std::move(c)), subject_(std::move(subject)), golden_(golden) {}
-
-  std::string id() const override { return case_.id(); }
-  CaseResult check(Worlds& worlds) const override {
-    return check_model(case_, subject_, worlds, golden_);
-  }
-  std::string replay_arguments() const override {
-    if (!golden_) return {};
-    return fmt::format(" --golden '{}'", std::filesystem::proximate(golden_->folder).string());
-  }
-  CasePtr shrunk(const std::function<bool(const Case&)>& fails) const override {
-    if (golden_) return nullptr;
-    const auto with = [&](const ModelCase& c) { return ModelCheck(c, subject_, nullptr); };
-    return std::make_shared<ModelCheck>(
-        with(shrink(case_, [&](const ModelCase& c) { return fails(with(c)); })));
-  }
-
- private:
-  ModelCase case_;
-  ModelSubject subject_;
-  const ModelGolden* golden_;
-};
-
 }  // namespace
 
 CaseResult check_model(const ModelCase& c, const ModelSubject& subject, Worlds& worlds,
@@ -224,17 +197,9 @@ CaseResult check_model(const ModelCase& c, const ModelSubject& subject, Worlds& 
 std::vector<CasePtr> model_checks(const std::vector<ModelCase>& cases,
                                   const std::map<std::string, ModelGolden>& goldens,
                                   const ModelSubject& subject) {
-  std::vector<CasePtr> checks;
-  for (const ModelCase& c : cases) {
-    const auto golden = goldens.find(c.subject);
-    if (c.is_golden() && golden == goldens.end()) {
-      bad_input("case '{}' needs the golden '{}'; name its folder with --golden", c.id(),
-                c.subject);
-    }
-    checks.push_back(
-        std::make_shared<ModelCheck>(c, subject, c.is_golden() ? &golden->second : nullptr));
-  }
-  return checks;
+  return subject_checks(cases, goldens, subject, check_model, [](const ModelCase& c) {
+    return c.is_golden() ? c.subject : std::string();
+  });
 }
 
 }  // namespace shardproof::verify

@@ -309,19 +309,9 @@ ModelRun run_parallel_model(const ModelCase& c, const ModelData& data, const Mod
   SP_CHECK(world.size() == c.mesh.world(), "world of {} for {}", world.size(), c.id());
   ModelRun run;
   std::vector<ModelTensors> ranks;
-  world.plant(subject.faults);
-  try {
-    world.run([&](comm::BackendFactory& rank) { return run_rank(c, data, subject, rank); }, ranks);
-  } catch (const sim::CollectiveError& error) {
-    if (error.kind() != ErrorKind::kViolation) throw;
-    run.checks.push_back(check_of(error));
-    run.completed = error.ranks_returned();
-    if (!run.completed) return run;
-  }
-  if (!world.judges()) {
-    run.completed = false;
-    return run;
-  }
+  const auto program = [&](comm::BackendFactory& rank) { return run_rank(c, data, subject, rank); };
+  run.completed = run_ranks(world, subject.faults, program, ranks, run.checks);
+  if (!run.completed) return run;
   Assembly assembly(c, data);
   run.tensors = assembly.assemble(ranks);
   run.checks.push_back(
