@@ -67,102 +67,74 @@ fi
 
 # What one rank's end means to the others. Ranks by hand: no launcher helps.
 port=$((20000 + $$ % 20000))
-rank() { # RANK SIZE PORT ARGUMENTS...: in the background, its output in log.RANK
-  local r=$1 size=$2 p=$3
-  shift 3
-  RANK=$r WORLD_SIZE=$size LOCAL_RANK=$r LOCAL_WORLD_SIZE=$size MASTER_ADDR=127.0.0.1 \
-    MASTER_PORT=$p "$program" $(verify "$@") >"$work/log.$r" 2>&1 &
+next_world() { # another port, no output of earlier ranks
+  port=$((port + 1))
+  rm -f "$work"/log.[0-9]
 }
-# others NAME TEXT RANK...: waits for these ranks, which must all end with code 4 and TEXT.
-others() {
-  local name=$1 text=$2 start code=0
+rank() { # RANK SIZE ARGUMENTS...: in the background, its output in log.RANK
+  local r=$1 size=$2
   shift 2
+  RANK=$r WORLD_SIZE=$size LOCAL_RANK=$r LOCAL_WORLD_SIZE=$size MASTER_ADDR=127.0.0.1 \
+    MASTER_PORT=$port "$program" $(verify "$@") >"$work/log.$r" 2>&1 &
+}
+ends() { # NAME WANTED_CODE TEXT PID [OTHER_PID]: waits for a rank; then for another one, however it ends
+  local start code took
   start=$(milliseconds)
-  : >"$work/log"
-  for pid in "$@"; do
-    wait "$pid"
-    code=$?
-    [ $code -eq 4 ] || break
-  done
+  wait "$4"
+  code=$?
+  took=$(($(milliseconds) - start))
+  [ $# -lt 5 ] || wait "$5" 2>/dev/null
   cat "$work"/log.[0-9] >"$work/log"
-  check "$name" 4 "$text" "$code" "$start"
+  check "$1" "$2" "$3" "$code" $(($(milliseconds) - took))
 }
 
 for victim in 1 0; do
-  port=$((port + 1))
-  rank 0 2 $port models --timeout 8; first=$!
-  rank 1 2 $port models --timeout 8; second=$!
+  next_world
+  rank 0 2 models --timeout 8; first=$!
+  rank 1 2 models --timeout 8; second=$!
   sleep 2
   if [ $victim -eq 1 ]; then dead=$second alive=$first; else dead=$first alive=$second; fi
   kill -9 $dead
   wait $dead 2>/dev/null
-  others "rank $victim is killed (SIGKILL)" "rank $victim|onnection" $alive
+  ends "rank $victim is killed (SIGKILL)" 4 "rank $victim|onnection" $alive
 done
 
-port=$((port + 1))
-rank 0 2 $port models --timeout 4; first=$!
-rank 1 2 $port models --timeout 4; second=$!
+next_world
+rank 0 2 models --timeout 4; first=$!
+rank 1 2 models --timeout 4; second=$!
 sleep 2
 kill -STOP $second
-start=$(milliseconds)
-wait $first
-code=$?
-kill -9 $second
-wait $second 2>/dev/null
-cat "$work/log.0" >"$work/log"
-check 'rank 1 hangs in compute (timeout 4 s)' 4 'rank 1 has not answered|imed out|rank 0 failed' $code $start
+(sleep 8; kill -9 $second) 2>/dev/null &
+ends 'rank 1 hangs in compute (timeout 4 s)' 4 'rank 1 has not answered|imed out|rank 0 failed' $first $second
 
-port=$((port + 1))
-rank 0 2 $port attention --quick --timeout 3; first=$!
-start=$(milliseconds)
-wait $first
-code=$?
-cat "$work/log.0" >"$work/log"
-check 'rank 1 never starts (timeout 3 s)' 3 '1 of 2 ranks have not come within 3 s: rank 1' $code $start
+next_world
+rank 0 2 attention --quick --timeout 3
+ends 'rank 1 never starts (timeout 3 s)' 3 '1 of 2 ranks have not come within 3 s: rank 1' $!
 
-port=$((port + 1))
-rank 0 2 $port attention --quick --timeout 5; first=$!
-rank 1 2 $port attention --quick --timeout 5 --seed 2; second=$!
-start=$(milliseconds)
-wait $second
-code=$?
-wait $first
-cat "$work"/log.[0-9] >"$work/log"
-check 'ranks with other arguments' 2 'ranks 0 and 1 do not run the same' $code $start
+next_world
+rank 0 2 attention --quick --timeout 5; first=$!
+rank 1 2 attention --quick --timeout 5 --seed 2
+ends 'ranks with other arguments' 2 'ranks 0 and 1 do not run the same' $! $first
 
-port=$((port + 1))
-rank 0 3 $port attention --quick --timeout 5; first=$!
-rank 1 2 $port attention --quick --timeout 5; second=$!
-start=$(milliseconds)
-wait $second
-code=$?
-wait $first
-cat "$work"/log.[0-9] >"$work/log"
-check 'worlds of other sizes' 2 'ranks 0 and 1 do not run the same' $code $start
+next_world
+rank 0 3 attention --quick --timeout 5; first=$!
+rank 1 2 attention --quick --timeout 5
+ends 'worlds of other sizes' 2 'ranks 0 and 1 do not run the same' $! $first
 
+next_world
 python3 -c "
-import socket, sys, time
-s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-s.bind(('', $((port + 1)))); s.listen(); time.sleep(20)" &
+import socket, time
+s = socket.socket(); s.bind(('', $port)); s.listen(); time.sleep(20)" &
 holder=$!
 sleep 0.5
-port=$((port + 1))
-rank 0 2 $port attention --quick --timeout 5; first=$!
-start=$(milliseconds)
-wait $first
-code=$?
+rank 0 2 attention --quick --timeout 5
+ends 'port in use' 3 'cannot serve the store at 127.0.0.1' $!
 kill $holder
 wait $holder 2>/dev/null
-cat "$work/log.0" >"$work/log"
-check 'port in use' 3 'cannot serve the store at 127.0.0.1' $code $start
 
-port=$((port + 1))
-rank 1 2 $port attention --quick --timeout 3; first=$!
-start=$(milliseconds)
-wait $first
-code=$?
-cat "$work/log.1" >"$work/log"
-check 'no store (timeout 3 s)' 3 'is rank 0 running' $code $start
+next_world
+rank 1 2 attention --quick --timeout 3
+ends 'no store (timeout 3 s)' 3 'is rank 0 running' $!
 
 # The launcher.
 expect 'a rank ends with an error' 2 "unknown suite 'atention'" \
