@@ -18,7 +18,8 @@ enum class FaultKind {
   kSkipWait,     // the wait returns at once; the result never arrives (the run ends as unwaited)
   kHoldBack,     // the call is issued after the rank's next one in this group, or in its own wait
   kDelay,        // the rank lets all others run first
-  kKill          // the rank throws instead of making the call
+  kKill,         // the rank throws instead of making the call
+  kHang          // the rank computes for ever instead of making the call; on real ranks only
 };
 
 struct Fault {
@@ -32,6 +33,12 @@ struct Fault {
 };
 
 using FaultPlan = std::vector<Fault>;
+
+const char* fault_name(FaultKind kind);  // "scale", "skip-wait", ...
+
+// KIND[,rank=N][,call=N][,tag=PATTERN][,factor=X][,shift=N][,dtype=NAME], as in
+// "scale,factor=0.9,tag=*dkv.rotate*,rank=1". Errors (kBadInput): what cannot be read.
+Fault parse_fault(const std::string& text);
 
 // Finds the fault of a call; counts matching calls of one rank.
 class FaultMatcher {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "sim/poison.h"
 
 namespace shardproof::sim {
 namespace {
@@ -36,16 +37,6 @@ uint64_t hash_bytes(const char* data, size_t bytes) {
 
 const char* bytes_of(const Tensor& x) { return static_cast<const char*>(x.const_data_ptr()); }
 
-// A flat tensor's bytes as 64-bit integers, if they divide.
-std::optional<Tensor> as_words(const Tensor& flat) {
-  const auto per_word = 8 / static_cast<int64_t>(flat.element_size());
-  if (per_word == 0 || flat.scalar_type() == at::kBool || flat.numel() % per_word != 0 ||
-      flat.storage_offset() % per_word != 0) {
-    return std::nullopt;
-  }
-  return flat.view(at::kLong);
-}
-
 // The sum of the bits as integers, left on the device; a sum over bytes is several times slower
 // than one over words.
 Tensor device_sum(const Tensor& x) {
@@ -57,20 +48,6 @@ Tensor device_sum(const Tensor& x) {
 bool is_exclusive(const Tensor& x) { return x.use_count() == 1 && x.storage().use_count() == 1; }
 
 bool is_plain(const Tensor& x) { return x.is_cpu() && x.is_contiguous(); }
-
-// All bits set: NaN in every floating type, -1 in integers. Words of 8 bytes, where they fit, fill
-// faster than small elements.
-void poison(const Tensor& x) {
-  if (x.numel() == 0 || x.is_meta()) return;
-  const Tensor flat = x.view({-1});
-  if (const auto words = as_words(flat)) {
-    words->fill_(-1);
-  } else if (at::isFloatingType(x.scalar_type())) {
-    x.fill_(std::numeric_limits<double>::quiet_NaN());
-  } else if (x.scalar_type() != at::kBool) {
-    x.fill_(-1);
-  }
-}
 
 // to[to_at .. to_at+count) = from[from_at .. ), both flattened.
 void copy_elements(const Tensor& to, int64_t to_at, const Tensor& from, int64_t from_at,

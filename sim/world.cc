@@ -66,7 +66,15 @@ class World::Impl {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  void set_faults(FaultPlan faults) { options_.faults = std::move(faults); }
+  void set_faults(FaultPlan faults) {
+    for (const Fault& fault : faults) {
+      if (fault.kind == FaultKind::kHang) {
+        bad_input(
+            "the fault 'hang' can be planted in real ranks only: virtual ranks share a process");
+      }
+    }
+    options_.faults = std::move(faults);
+  }
 
   void run(const std::function<void(RankContext&)>& fn) {
     {

@@ -9,6 +9,7 @@
 #include "comm/tag.h"
 #include "verify/case_id.h"
 #include "verify/dtype.h"
+#include "verify/rng_check.h"
 
 namespace shardproof::verify {
 namespace {
@@ -55,6 +56,18 @@ std::vector<int64_t> received_by(int rank, int ranks) {
 constexpr std::pair<const char*, Reduce> kReductions[] = {{"sum", Reduce::kSum},
                                                           {"max", Reduce::kMax}};
 
+// What a rank draws: a dropout mask in common with the other ranks, and noise of its own.
+void draw_random(const CollectivesCase& c, const comm::Mesh& mesh, int rank, RankResult& results) {
+  comm::RandomStreams streams(c.seed, mesh.shape(), rank, mesh.device());
+  const auto options = at::TensorOptions(mesh.device());
+  at::Generator& common_generator = streams.replica();
+  at::Generator& own_generator = streams.rank();
+  results["rng.replica"] = at::rand({64}, common_generator, options).ge(0.1).cpu();
+  results["rng.rank"] = at::randn({8}, own_generator, options).cpu();
+  results["rng.state"] =
+      at::scalar_tensor(static_cast<int64_t>(streams.replica_fingerprint()), at::kLong);
+}
+
 RankResult run_collectives(const CollectivesCase& c, comm::BackendFactory& factory) {
   const comm::Mesh mesh(factory, {1, 1, c.ranks});
   const comm::Communicator& group = mesh.sp();
@@ -83,6 +96,7 @@ RankResult run_collectives(const CollectivesCase& c, comm::BackendFactory& facto
   keep("exchange",
        group.exchange(mine("exchange", 2 + me), (me + 1) % n, {2 + from, 3}, from).wait());
   group.barrier();
+  draw_random(c, mesh, me, results);
   return results;
 }
 
@@ -142,6 +156,7 @@ class CollectivesCheck final : public Case {
       const auto program = [&](comm::BackendFactory& rank) { return run_collectives(case_, rank); };
       if (!run_ranks(world, {}, program, results, result.checks)) return;
       if (case_.integers) result.checks.push_back(compare(results));
+      result.checks.push_back(compare_random(results));
       for (CheckResult& finding : world.findings()) result.checks.push_back(std::move(finding));
     });
   }
@@ -160,6 +175,26 @@ class CollectivesCheck final : public Case {
       }
     }
     return {"bitwise", Status::kPass, {}};
+  }
+
+  CheckResult compare_random(const std::vector<RankResult>& results) const {
+    std::vector<uint64_t> fingerprints;
+    for (const RankResult& rank : results) {
+      fingerprints.push_back(static_cast<uint64_t>(rank.at("rng.state").item<int64_t>()));
+    }
+    CheckResult check = check_rng({1, 1, case_.ranks}, fingerprints);
+    const auto fail = [&](size_t rank, const char* what) {
+      if (check.status == Status::kFail) return;
+      check = {"rng", Status::kFail, fmt::format("ranks 0 and {} draw {}", rank, what)};
+    };
+    for (size_t r = 1; r < results.size(); ++r) {
+      const auto same = [&](const char* name) {
+        return at::equal(results[0].at(name), results[r].at(name));
+      };
+      if (!same("rng.replica")) fail(r, "other masks for a tensor that they hold in common");
+      if (same("rng.rank")) fail(r, "the same noise for their own shards");
+    }
+    return check;
   }
 
   CollectivesCase case_;

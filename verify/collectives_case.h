@@ -1,4 +1,5 @@
-// All collectives of a group once, on numbers whose sums are exact in every order and dtype.
+// All collectives of a group once, on numbers whose sums are exact in every order and dtype, and
+// the random streams of its ranks.
 #pragma once
 #include <string_view>
 #include <vector>

@@ -194,15 +194,20 @@ void ProcessRankWorld::run(const RankProgram& program, std::vector<RankResult>& 
 }
 
 void ProcessRankWorld::fail(const std::string& what) {
-  const auto calls = world_.log().calls();
-  const std::string text = fmt::format(
-      "rank {} failed{}: {}", world_.rank(),
-      calls.empty() ? std::string()
-                    : fmt::format(", its last collective was {} in group '{}', tag '{}'",
-                                  calls.back().describe(), calls.back().group, calls.back().tag),
-      what.substr(0, what.find("\nException raised from")));
+  const std::string text =
+      fmt::format("rank {} failed after {}: {}{}", world_.rank(), world_.log().progress(),
+                  what.substr(0, what.find("\nException raised from")), others());
   world_.announce_failure(text);
   internal_error("{}", text);
+}
+
+// How far the ranks are, which names the one that others wait for. Empty if that cannot be known.
+std::string ProcessRankWorld::others() const {
+  try {
+    return fmt::format(" (the ranks a moment ago: {})", world_.progress());
+  } catch (const std::exception&) {  // rank 0 and its store are gone
+    return {};
+  }
 }
 
 void ProcessRankWorld::collect(const std::vector<std::string>& reports,

@@ -22,6 +22,7 @@ class ProcessRankWorld final : public RankWorld {
 
  private:
   [[noreturn]] void fail(const std::string& what);
+  std::string others() const;
   void collect(const std::vector<std::string>& reports, std::vector<RankResult>& results);
 
   comm::ProcessWorld& world_;

@@ -2,6 +2,12 @@
 
 namespace shardproof::verify {
 
+void SimRankWorld::plant(const sim::FaultPlan& faults) {
+  sim::FaultPlan all = standing_;
+  all.insert(all.end(), faults.begin(), faults.end());
+  world_.set_faults(all);
+}
+
 void SimRankWorld::run(const RankProgram& program, std::vector<RankResult>& results) {
   results.assign(static_cast<size_t>(size()), {});
   world_.run(

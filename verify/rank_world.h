@@ -37,15 +37,17 @@ class RankWorld {
 
 class SimRankWorld final : public RankWorld {
  public:
-  explicit SimRankWorld(sim::World& world) : world_(world) {}
+  // Faults that the world has already stay beside those that are planted.
+  explicit SimRankWorld(sim::World& world) : world_(world), standing_(world.options().faults) {}
   int size() const override { return world_.size(); }
   bool judges() const override { return true; }
-  void plant(const sim::FaultPlan& faults) override { world_.set_faults(faults); }
+  void plant(const sim::FaultPlan& faults) override;
   void run(const RankProgram& program, std::vector<RankResult>& results) override;
   const std::vector<CollectiveCall>& calls(int rank) const override { return world_.calls(rank); }
 
  private:
   sim::World& world_;
+  sim::FaultPlan standing_;
 };
 
 // Worlds of the sizes that cases ask for.

@@ -16,14 +16,15 @@ sim::WorldOptions world_options(const RunOptions& options, int lanes) {
   sim::WorldOptions world;
   world.device = options.device;
   world.schedule_seed = options.schedule_seed;
+  world.faults = options.faults;
   // Several lanes keep the cores busy with one rank each; alone, a lane uses them all.
   world.cores = lanes > 1 || options.device.is_cuda() ? 1 : 0;
   return world;
 }
 
 std::string replay_command(const Case& c, const RunOptions& options) {
-  return fmt::format("./shardproof verify --case '{}'{}{}", c.id(), c.replay_arguments(),
-                     options.device.is_cuda() ? " --device cuda" : "");
+  return fmt::format("./shardproof verify --case '{}'{}{}{}", c.id(), c.replay_arguments(),
+                     options.device.is_cuda() ? " --device cuda" : "", options.replay_arguments);
 }
 
 // False if the case cannot be made smaller.

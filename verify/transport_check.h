@@ -10,13 +10,12 @@ namespace shardproof::verify {
 // Runs every program on the real ranks and, where results are judged, on virtual ranks too. What
 // the real ones did is passed on; where the two differ is a finding: "trace" for the sequence of
 // collectives of each rank (kinds, groups, tags, sizes), "bitwise" for what they computed. With two
-// ranks sums have one order, and the bits must be the same on a CPU; with more, or where kernels
-// are not deterministic, results may differ by rounding.
+// ranks sums have one order, and the bits must be the same, deterministic kernels provided; with
+// more, results may differ by rounding.
 class ComparedWorld final : public RankWorld {
  public:
   // Both must have the same number of ranks and outlive the object.
-  ComparedWorld(RankWorld& real, RankWorld& simulated, at::Device device)
-      : real_(real), simulated_(simulated), device_(device) {}
+  ComparedWorld(RankWorld& real, RankWorld& simulated) : real_(real), simulated_(simulated) {}
   int size() const override { return real_.size(); }
   bool judges() const override { return real_.judges(); }
   void plant(const sim::FaultPlan& faults) override { real_.plant(faults); }
@@ -27,7 +26,6 @@ class ComparedWorld final : public RankWorld {
  private:
   RankWorld& real_;
   RankWorld& simulated_;
-  at::Device device_;
   std::vector<CheckResult> findings_;
 };
 

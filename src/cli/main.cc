@@ -79,6 +79,12 @@ void add_verify(CLI::App& app, cli::VerifyOptions& o) {
       ->add_option("--backend", o.backend,
                    "Local attention: auto, math, cpu_flash, cuda_flash, cudnn, efficient")
       ->capture_default_str();
+  verify
+      ->add_option("--plant", o.faults,
+                   "Plant a fault, to see that it is caught: KIND[,rank=N][,call=N][,tag=PATTERN]"
+                   "[,factor=X], KIND being scale, drop, rotate-peers, round, stale, echo, "
+                   "skip-wait, hold-back, delay, kill or (real ranks only) hang")
+      ->allow_extra_args(false);
   verify->add_option("--seed", o.seed, "Seed of all data")->capture_default_str();
   verify
       ->add_option("--schedule-seed", o.schedule_seed,

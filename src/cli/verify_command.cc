@@ -11,6 +11,7 @@
 #include "cli/verify_options.h"
 #include "comm/device.h"
 #include "comm/process_world.h"
+#include "sim/delivery_guard.h"
 #include "verify/attention/attention_check.h"
 #include "verify/case_id.h"
 #include "verify/collectives_case.h"
@@ -222,16 +223,22 @@ std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens&
   return cases;
 }
 
+sim::FaultPlan parse_faults(const VerifyOptions& o) {
+  sim::FaultPlan faults;
+  for (const std::string& text : o.faults) faults.push_back(sim::parse_fault(text));
+  return faults;
+}
+
 // This process as a rank of a world; null for the simulator.
 std::unique_ptr<comm::ProcessWorld> join_world(const VerifyOptions& o) {
   if (o.transport == "sim") return nullptr;
   const comm::Rendezvous rendezvous = comm::rendezvous_from_environment();
   comm::ProcessWorldOptions options;
-  const bool share = std::getenv("SHARDPROOF_SHARE_GPU") != nullptr;
   options.transport = o.transport == "gloo" ? comm::Transport::kGloo : comm::Transport::kNccl;
-  options.device = comm::compute_device(o.device, share ? 0 : rendezvous.local_rank);
+  options.device = comm::compute_device(o.device, comm::local_device(rendezvous));
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(o.timeout * 1000));
   options.fingerprint = fmt::format("commit {}, {}", commit(), o.command);
+  options.observer = std::make_shared<sim::DeliveryGuard>(parse_faults(o), rendezvous.rank);
   return std::make_unique<comm::ProcessWorld>(rendezvous, options);
 }
 
@@ -239,6 +246,10 @@ verify::RunOptions run_options(const VerifyOptions& o, at::Device device) {
   verify::RunOptions run;
   run.device = device;
   run.schedule_seed = o.schedule_seed;
+  if (o.transport == "sim") run.faults = parse_faults(o);  // real ranks plant their own
+  for (const std::string& fault : o.faults) {
+    run.replay_arguments += fmt::format(" --plant '{}'", fault);
+  }
   if (isatty(STDERR_FILENO) && !o.quiet) {
     run.progress = [](size_t done, size_t all) {
       if (done == all) {
@@ -285,6 +296,13 @@ int report(const VerifyOptions& o, const verify::Verdict& verdict) {
   return exit_code(verdict);
 }
 
+// Results of two transports are compared bit by bit. Operations that have no deterministic kernel
+// run all the same: what they compute then differs, and is reported.
+void use_deterministic_kernels() {
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicCuDNN(true);
+}
+
 verify::Verdict judge_cases(const VerifyOptions& o, comm::ProcessWorld* world) {
   const bool all_goldens = o.case_id.starts_with("goldens/") ||
                            (o.case_id.empty() && o.random_cases == 0 && wants(o, "goldens"));
@@ -301,6 +319,7 @@ verify::Verdict judge_cases(const VerifyOptions& o, comm::ProcessWorld* world) {
   if (compares_transports(o)) {
     sim::WorldOptions options;
     options.device = run.device;
+    use_deterministic_kernels();
     simulated = std::make_unique<verify::WorldPool>(options);
     compared = std::make_unique<verify::ComparedWorlds>(*real, *simulated);
     run.worlds = compared.get();

@@ -17,6 +17,7 @@ struct VerifyOptions {
   std::string transport = "sim";
   double timeout = 30;  // seconds: of a collective, and of a rank that no longer answers
   std::string backend = "auto";
+  std::vector<std::string> faults;  // to plant, as sim::parse_fault reads them
   uint64_t seed = 1;
   uint64_t schedule_seed = 0;
   int64_t random_cases = 0;

@@ -68,4 +68,6 @@ std::vector<FlightRecord> nccl_flight_records(int64_t after) {
   return records;
 }
 
+std::vector<std::string> nccl_unfinished() { return exported<NcclUnfinished>(kNcclUnfinished)(); }
+
 }  // namespace shardproof::comm

@@ -32,11 +32,17 @@ struct FlightRecord {
 // TORCH_FR_BUFFER_SIZE says otherwise. The module must be loaded.
 std::vector<FlightRecord> nccl_flight_records(int64_t after);
 
+// Collectives that have been issued and have not ended on the device, each by a name of its own:
+// "ALLTOALL_BASE 12 of group 0".
+std::vector<std::string> nccl_unfinished();
+
 // What the module exports.
 using MakeNcclBackend = c10::intrusive_ptr<c10d::Backend> (*)(
     const c10::intrusive_ptr<c10d::Store>&, int, int, std::chrono::milliseconds, at::Device);
 using NcclTraceJson = std::string (*)();
+using NcclUnfinished = std::vector<std::string> (*)();
 inline constexpr const char* kMakeNcclBackend = "shardproof_make_nccl_backend";
 inline constexpr const char* kNcclTraceJson = "shardproof_nccl_trace_json";
+inline constexpr const char* kNcclUnfinished = "shardproof_nccl_unfinished";
 
 }  // namespace shardproof::comm

@@ -4,9 +4,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <condition_variable>
-#include <cstdio>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -14,18 +11,16 @@
 #include "base/error.h"
 #include "comm/gloo_backend.h"
 #include "comm/nccl_backend.h"
+#include "comm/watchdog.h"
 
 namespace shardproof::comm {
 namespace {
 
 using namespace std::chrono_literals;
-using Bytes = std::vector<uint8_t>;
 
-constexpr const char* kFailure = "failure";
 constexpr size_t kChunk = size_t{4} << 20;  // the store takes values of up to 8 MB
 
-Bytes to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
-std::string to_text(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
+std::string to_text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 c10::intrusive_ptr<c10d::Store> connect(const Rendezvous& r, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions options;
@@ -80,94 +75,6 @@ std::string address_towards(const std::string& host, int port) {
 
 }  // namespace
 
-// Beats for this rank, and ends the process when another has failed or stopped beating. A thread:
-// the rank's own may be inside a collective that will never end. A second one notices when the
-// store does not answer the first: a question over a cut cable waits for hours.
-class ProcessWorld::Watchdog {
- public:
-  Watchdog(c10::intrusive_ptr<c10d::Store> store, const Rendezvous& r,
-           std::chrono::milliseconds timeout)
-      : store_(std::move(store)),
-        rendezvous_(r),
-        timeout_(timeout),
-        guard_([this] { guard(); }),
-        thread_([this] { watch(); }) {}
-  ~Watchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
-    }
-    wake_.notify_all();
-    thread_.join();
-    guard_.join();
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  struct Beat {
-    int64_t count = -1;
-    Clock::time_point since = Clock::now();
-  };
-
-  void watch() {
-    std::vector<Beat> beats(static_cast<size_t>(rendezvous_.world_size));
-    while (!closing_within(500ms)) {
-      try {
-        look(beats);
-        answered_ = Clock::now();
-      } catch (const std::exception&) {
-        end("the store at rank 0 is gone: rank 0 has ended or was killed");
-      }
-    }
-    try {
-      store_->add(fmt::format("left/{}", rendezvous_.rank), 1);
-    } catch (const std::exception&) {  // rank 0 has left before
-    }
-  }
-
-  void guard() {
-    while (!closing_within(200ms)) {
-      if (Clock::now() - answered_.load() < timeout_ + 1s) continue;
-      end("the store at rank 0 does not answer: its machine or the network between is gone");
-    }
-  }
-
-  bool closing_within(std::chrono::milliseconds time) {
-    std::unique_lock lock(mutex_);
-    return wake_.wait_for(lock, time, [this] { return closing_; });
-  }
-
-  void look(std::vector<Beat>& beats) {
-    store_->add(fmt::format("beat/{}", rendezvous_.rank), 1);
-    if (store_->check({kFailure})) end(to_text(store_->get(kFailure)));
-    const auto now = Clock::now();
-    for (int r = 0; r < rendezvous_.world_size; ++r) {
-      Beat& beat = beats[static_cast<size_t>(r)];
-      const int64_t count = store_->add(fmt::format("beat/{}", r), 0);
-      if (count != beat.count || store_->add(fmt::format("left/{}", r), 0) > 0) beat = {count, now};
-      if (now - beat.since < timeout_) continue;
-      end(fmt::format(
-          "rank {} has not answered for {:.0f} s: it was killed, or its machine is gone", r,
-          std::chrono::duration<double>(timeout_).count()));
-    }
-  }
-
-  [[noreturn]] void end(const std::string& why) {
-    fmt::print(stderr, "shardproof: rank {} ends: {}\n", rendezvous_.rank, why);
-    std::fflush(nullptr);
-    _exit(static_cast<int>(ErrorKind::kInternal));
-  }
-
-  c10::intrusive_ptr<c10d::Store> store_;
-  const Rendezvous& rendezvous_;
-  std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool closing_ = false;
-  std::atomic<Clock::time_point> answered_ = Clock::now();
-  std::thread guard_, thread_;  // last: they use all above
-};
-
 ProcessWorld::ProcessWorld(const Rendezvous& rendezvous, ProcessWorldOptions options)
     : rendezvous_(rendezvous), options_(std::move(options)) {
   // What this machine lacks is said before the others are kept waiting.
@@ -179,7 +86,18 @@ ProcessWorld::ProcessWorld(const Rendezvous& rendezvous, ProcessWorldOptions opt
   // A connection of its own: the rank's may be waiting inside a call.
   watchdog_ = std::make_unique<Watchdog>(
       c10::make_intrusive<c10d::PrefixStore>("shardproof", root->clone()), rendezvous_,
-      options_.timeout);
+      options_.timeout, log_, unfinished_calls());
+}
+
+std::function<std::vector<std::string>()> ProcessWorld::unfinished_calls() const {
+  if (options_.transport == Transport::kGloo) return {};  // its waits end by themselves
+  return nccl_unfinished;
+}
+
+std::string ProcessWorld::progress() const {
+  std::vector<std::string> lines;
+  for (int r = 0; r < world_size(); ++r) lines.push_back(rank_progress(*store_, r));
+  return fmt::format("{}", fmt::join(lines, "; "));
 }
 
 ProcessWorld::~ProcessWorld() {
@@ -205,7 +123,8 @@ void ProcessWorld::wait_for_all() {
   }
   const auto deadline = std::chrono::steady_clock::now() + options_.timeout;
   while (true) {
-    if (store_->check({kFailure})) bad_input("{}", to_text(store_->get(kFailure)));
+    if (store_->check({Watchdog::kFailure}))
+      bad_input("{}", to_text(store_->get(Watchdog::kFailure)));
     std::vector<int> missing;
     for (int r = 0; r < world_size(); ++r) {
       if (store_->add(fmt::format("came/{}", r), 0) == 0) missing.push_back(r);
@@ -223,7 +142,7 @@ void ProcessWorld::wait_for_all() {
 
 void ProcessWorld::compare_fingerprints() {
   const std::string mine = fmt::format("{} ranks, {}", world_size(), options_.fingerprint);
-  if (rank() == 0) store_->set("fingerprint", to_bytes(mine));
+  if (rank() == 0) store_->set("fingerprint", mine);
   std::string first;
   try {
     first = to_text(store_->get("fingerprint"));
@@ -258,7 +177,7 @@ std::string ProcessWorld::next_key(const char* kind) {
 
 void ProcessWorld::barrier() {
   const std::string key = next_key("barrier");
-  if (store_->add(key, 1) == world_size()) store_->set(key + "/open", to_bytes("1"));
+  if (store_->add(key, 1) == world_size()) store_->set(key + "/open", "1");
   while (!store_->check({key + "/open"})) std::this_thread::sleep_for(1ms);
 }
 
@@ -266,10 +185,10 @@ std::vector<std::string> ProcessWorld::gather(const std::string& mine) {
   const std::string key = next_key("gather");
   const auto of = [&](int r, size_t part) { return fmt::format("{}/{}/{}", key, r, part); };
   for (size_t at = 0, part = 1; at < mine.size(); at += kChunk, ++part) {
-    store_->set(of(rank(), part), to_bytes(mine.substr(at, kChunk)));
+    store_->set(of(rank(), part), mine.substr(at, kChunk));
   }
   const size_t parts = (mine.size() + kChunk - 1) / kChunk;
-  store_->set(of(rank(), 0), to_bytes(std::to_string(parts)));
+  store_->set(of(rank(), 0), std::to_string(parts));
   std::vector<std::string> all;
   if (rank() != 0) return all;
   for (int r = 0; r < world_size(); ++r) {
@@ -287,14 +206,14 @@ std::vector<std::string> ProcessWorld::gather(const std::string& mine) {
 
 std::string ProcessWorld::broadcast(const std::string& of_rank_0) {
   const std::string key = next_key("broadcast");
-  if (rank() == 0) store_->set(key, to_bytes(of_rank_0));
+  if (rank() == 0) store_->set(key, of_rank_0);
   while (!store_->check({key})) std::this_thread::sleep_for(1ms);
   return to_text(store_->get(key));
 }
 
 void ProcessWorld::announce_failure(const std::string& message) noexcept {
   try {
-    if (!store_->check({kFailure})) store_->set(kFailure, to_bytes(message));
+    if (!store_->check({Watchdog::kFailure})) store_->set(Watchdog::kFailure, message);
   } catch (const std::exception&) {  // rank 0 is gone: the others notice that
   }
 }
@@ -305,7 +224,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessWorld::make_backend(const std::string& 
   const auto me = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
   const auto size = static_cast<int>(ranks.size());
   if (options_.transport == Transport::kNccl) {
-    return make_nccl_backend(store, me, size, options_.timeout, options_.device);
+    // The watchdog ends a world whose collectives do not: it knows who is late. c10d's own end
+    // writes dumps first and takes a minute; it comes only if ours does not.
+    return make_nccl_backend(store, me, size, options_.timeout + 60s, options_.device);
   }
   const bool one_host = rendezvous_.local_size == world_size();
   return make_gloo_backend(store, me, size, options_.timeout,
@@ -319,7 +240,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessWorld::create(const std::string& name,
   if (known == backends_.end()) {
     known = backends_.emplace(members, make_backend(members, ranks)).first;
   }
-  return c10::make_intrusive<RecordingBackend>(known->second, name, log_);
+  return c10::make_intrusive<RecordingBackend>(known->second, name, log_, options_.observer);
 }
 
 }  // namespace shardproof::comm

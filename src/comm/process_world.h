@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "comm/nccl_backend.h"
 #include "comm/recording_backend.h"
 #include "comm/rendezvous.h"
+#include "comm/watchdog.h"
 
 namespace shardproof::comm {
 
@@ -25,6 +27,7 @@ struct ProcessWorldOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
   // What must be the same on all ranks: the program and its arguments.
   std::string fingerprint;
+  std::shared_ptr<CallObserver> observer;  // of every call of this rank; may be null
 };
 
 class ProcessWorld final : public BackendFactory {
@@ -58,14 +61,16 @@ class ProcessWorld final : public BackendFactory {
   // Rank 0's, everywhere.
   std::string broadcast(const std::string& of_rank_0);
 
+  // How far each rank was a moment ago, for messages.
+  std::string progress() const;
+
   // Tells all others that this rank has failed; they print it and end with exit code 4.
   void announce_failure(const std::string& message) noexcept;
 
  private:
-  class Watchdog;
-
   c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& members,
                                                  const std::vector<int>& ranks);
+  std::function<std::vector<std::string>()> unfinished_calls() const;
   void compare_fingerprints();
   void wait_for_all();
   std::string next_key(const char* kind);

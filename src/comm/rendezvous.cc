@@ -59,6 +59,10 @@ void choose_host(Rendezvous& r) {
 
 }  // namespace
 
+int local_device(const Rendezvous& rendezvous) {
+  return std::getenv("SHARDPROOF_SHARE_GPU") ? 0 : rendezvous.local_rank;
+}
+
 std::string first_slurm_host(const std::string& nodes) {
   const size_t open = nodes.find_first_of("[,");
   if (open == std::string::npos || nodes[open] == ',') return nodes.substr(0, open);

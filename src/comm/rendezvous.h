@@ -21,6 +21,10 @@ struct Rendezvous {
 // without MASTER_ADDR.
 Rendezvous rendezvous_from_environment();
 
+// The GPU of this process: its local rank, or 0 if ranks share one (`launch --share-gpu` says so in
+// SHARDPROOF_SHARE_GPU).
+int local_device(const Rendezvous& rendezvous);
+
 // The first host of a list in Slurm's notation: "node[03-07,11],login" -> "node03".
 std::string first_slurm_host(const std::string& nodes);
 

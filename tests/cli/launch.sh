@@ -58,12 +58,31 @@ for n in 2 3 4; do
   expect "models on $n ranks" 0 '\[0\] holds' "$program" launch -n $n -- $(verify models --quick)
 done
 expect 'goldens on 2 ranks' 0 '\[0\] holds' "$program" launch -n 2 -- $(verify goldens)
-if command -v mpirun >/dev/null; then
-  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  expect 'started by mpirun' 0 holds mpirun --oversubscribe -n 2 "$program" $(verify attention --quick)
-else
-  echo "skipped mpirun: not there"
-fi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+for n in 2 3 4; do
+  if command -v mpirun >/dev/null; then
+    expect "attention and models by mpirun, $n ranks" 0 holds \
+      mpirun --oversubscribe -n $n "$program" $(verify attention models --quick)
+  else
+    echo "skipped mpirun: not there"
+  fi
+  if command -v torchrun >/dev/null; then
+    expect "attention and models by torchrun, $n ranks" 0 holds torchrun --no-python \
+      --nproc-per-node $n --master-port $((20000 + ($$ + 7919 + n) % 20000)) \
+      "$program" $(verify attention models --quick)
+  else
+    echo "skipped torchrun: not there"
+  fi
+done
+expect 'simulator and ranks compared' 0 '\[0\] holds' \
+  "$program" launch -n 2 -- verify transports --quick --transport gloo --quiet --json "$work/$mark.json"
+
+# A wait that is missing, while the other rank is late: the result must not look right.
+expect 'a missing wait' 1 '\[0\] VIOLATED' "$program" launch -n 2 -- $(verify attention --dtype fp32 \
+  --case attention/joint/ulysses/ulysses2/fp32/textrep.C \
+  --plant skip-wait,rank=0 --plant delay,rank=1)
+expect 'the same, waited for' 0 '\[0\] holds' "$program" launch -n 2 -- $(verify attention \
+  --case attention/joint/ulysses/ulysses2/fp32/textrep.C --plant delay,rank=1)
 
 # What one rank's end means to the others. Ranks by hand: no launcher helps.
 port=$((20000 + $$ % 20000))
@@ -106,6 +125,18 @@ sleep 2
 kill -STOP $second
 (sleep 8; kill -9 $second) 2>/dev/null &
 ends 'rank 1 hangs in compute (timeout 4 s)' 4 'rank 1 has not answered|imed out|rank 0 failed' $first $second
+
+next_world
+rank 0 2 attention --quick --timeout 8 --plant kill,rank=1,call=9; first=$!
+rank 1 2 attention --quick --timeout 8 --plant kill,rank=1,call=9; second=$!
+ends 'rank 1 throws in its program' 4 'rank 1 failed after .* killed by the fault' \
+  $first $second
+
+next_world
+rank 0 2 attention --quick --timeout 4 --plant hang,rank=1,call=8; first=$!
+rank 1 2 attention --quick --timeout 4 --plant hang,rank=1,call=8; second=$!
+ends 'rank 1 computes for ever (timeout 4 s)' 4 'rank 0 failed after .* rank 1: [0-9]+ collective|rank 1: no collective' \
+  $first $second
 
 next_world
 rank 0 2 attention --quick --timeout 3

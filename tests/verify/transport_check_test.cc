@@ -107,7 +107,7 @@ TEST_CASE("transport: a transport that computes otherwise is found", "[transport
   SimRankWorld reference(good), real(bad);
   const AttentionCase c = AttentionCase::parse("attention/joint/ulysses/ulysses2/fp32/textrep.C");
   const auto findings = [&](const sim::FaultPlan& faults) {
-    ComparedWorld compared(real, reference, at::kCPU);
+    ComparedWorld compared(real, reference);
     AttentionSubject subject;
     subject.faults = faults;
     run_sequence_parallel(c, draw_attention_data(c), subject, compared);
