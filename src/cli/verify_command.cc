@@ -21,6 +21,8 @@
 #include "verify/runner.h"
 #include "verify/suites/attention_suite.h"
 #include "verify/suites/model_suite.h"
+#include "verify/suites/training_suite.h"
+#include "verify/training/training_check.h"
 #include "verify/transport_check.h"
 #include "verify/verdict/html_writer.h"
 #include "verify/verdict/json_writer.h"
@@ -44,11 +46,12 @@ bool compares_transports(const VerifyOptions& o) {
 }
 
 void check_words(const VerifyOptions& o) {
-  const std::vector<std::string> suites = {"attention", "models", "goldens", "transports"};
+  const std::vector<std::string> suites = {"attention", "models", "training", "goldens",
+                                           "transports"};
   for (const std::string& suite : o.suites) {
     if (std::find(suites.begin(), suites.end(), suite) != suites.end()) continue;
     const std::string near = nearest(suite, suites);
-    bad_input("unknown suite '{}'; known: attention, models, goldens, transports{}", suite,
+    bad_input("unknown suite '{}'; known: {}{}", suite, fmt::join(suites, ", "),
               near.empty() ? "" : " (did you mean " + near + "?)");
   }
   if (o.transport != "sim" && o.transport != "gloo" && o.transport != "nccl") {
@@ -139,6 +142,9 @@ std::vector<verify::CasePtr> one_case(const VerifyOptions& o, const Goldens& gol
   if (o.case_id.starts_with("transports/")) {
     return {verify::collectives_check(verify::CollectivesCase::parse(o.case_id))};
   }
+  if (o.case_id.starts_with("training/")) {
+    return verify::training_checks({verify::TrainingCase::parse(o.case_id)});
+  }
   if (o.case_id.starts_with("models/")) {
     return verify::model_checks({verify::ModelCase::parse(o.case_id)});
   }
@@ -205,6 +211,9 @@ std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens&
   }
   if (wants(o, "models")) {
     add(verify::model_checks(verify::model_suite(filter, o.seed, o.quick)));
+  }
+  if (wants(o, "training")) {
+    add(verify::training_checks(verify::training_suite(filter, o.seed, o.quick)));
   }
   if (wants(o, "goldens")) {
     for (const auto& [name, golden] : goldens.attention) {

@@ -178,6 +178,61 @@ Pending Communicator::reduce_scatter(at::Tensor input, const std::vector<int64_t
   return Pending({std::move(work)}, output.narrow(0, 0, mine));
 }
 
+Pending Communicator::step(size_t calls, const std::function<Work(size_t)>& issue) const {
+  std::vector<Work> works;
+  const bool grouped = calls > 1 && backend_->supportsCoalescing();
+  if (grouped) backend_->startCoalescing();
+  for (size_t i = 0; i < calls; ++i) works.push_back(issue(i));
+  // The step's work stands for those of its calls, which some backends leave undefined.
+  if (grouped) works = {backend_->endCoalescing()};
+  return Pending(std::move(works), at::Tensor());
+}
+
+void Communicator::check_pair(const at::Tensor& small, const at::Tensor& large,
+                              const char* call) const {
+  check(small, call);
+  check(large, call);
+  if (large.sizes() == at::IntArrayRef(with_rows(small, small.size(0) * size()))) return;
+  refuse(large, call,
+         fmt::format("expected {} times the rows of {}", size(), c10::str(small.sizes())));
+}
+
+Pending Communicator::all_gather_step(std::vector<at::Tensor> inputs,
+                                      std::vector<at::Tensor> outputs) const {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_pair(inputs[i], outputs.at(i), "all_gather_step");
+    if (size() == 1) outputs[i].copy_(inputs[i]);
+  }
+  if (size() == 1) return Pending(at::Tensor());
+  return step(inputs.size(),
+              [&](size_t i) { return backend_->_allgather_base(outputs[i], inputs[i], {}); });
+}
+
+Pending Communicator::reduce_scatter_step(std::vector<at::Tensor> inputs,
+                                          std::vector<at::Tensor> outputs, Reduce op) const {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check_pair(outputs.at(i), inputs[i], "reduce_scatter_step");
+    if (size() == 1) outputs[i].copy_(inputs[i]);
+  }
+  if (size() == 1) return Pending(at::Tensor());
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduce_op(op);
+  return step(inputs.size(), [&](size_t i) {
+    return backend_->_reduce_scatter_base(outputs[i], inputs[i], options);
+  });
+}
+
+Pending Communicator::all_reduce_step(std::vector<at::Tensor> tensors, Reduce op) const {
+  for (const at::Tensor& tensor : tensors) check(tensor, "all_reduce_step");
+  if (size() == 1) return Pending(at::Tensor());
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduce_op(op);
+  return step(tensors.size(), [&](size_t i) {
+    std::vector<at::Tensor> one = {tensors[i]};
+    return backend_->allreduce(one, options);
+  });
+}
+
 Pending Communicator::all_reduce(const at::Tensor& tensor, Reduce op) const {
   check(tensor, "all_reduce");
   if (size() == 1) return Pending(tensor);

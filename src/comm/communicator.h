@@ -82,6 +82,14 @@ class Communicator {
   Pending reduce_scatter(at::Tensor input, const std::vector<int64_t>& rows,
                          Reduce op = Reduce::kSum) const;
 
+  // Several all-gathers or reduce-scatters as one step, into tensors that the caller has:
+  // outputs[i] [size*n, ...] from inputs[i] [n, ...], and the reverse. wait() yields nothing.
+  Pending all_gather_step(std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs) const;
+  Pending reduce_scatter_step(std::vector<at::Tensor> inputs, std::vector<at::Tensor> outputs,
+                              Reduce op = Reduce::kSum) const;
+  // Several tensors in place as one step.
+  Pending all_reduce_step(std::vector<at::Tensor> tensors, Reduce op = Reduce::kSum) const;
+
   // In place; wait() yields `tensor` itself.
   Pending all_reduce(const at::Tensor& tensor, Reduce op = Reduce::kSum) const;
   Pending broadcast(const at::Tensor& tensor, int root) const;
@@ -94,6 +102,10 @@ class Communicator {
   void barrier() const;
 
  private:
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  // Issues calls together where the backend can.
+  Pending step(size_t calls, const std::function<Work(size_t)>& issue) const;
+  void check_pair(const at::Tensor& small, const at::Tensor& large, const char* call) const;
   void check(const at::Tensor& tensor, const char* call) const;
   [[noreturn]] void refuse(const at::Tensor& tensor, const char* call,
                            const std::string& why) const;

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "comm/tag.h"
 #include "models/config_reader.h"
-#include "models/recompute.h"
 
 namespace shardproof::models {
 namespace {
@@ -134,7 +133,6 @@ class Flux final : public Transformer {
                            sharding.split("encoder_hidden_states", in.encoder_hidden_states));
     int64_t index = 0;
     const auto run = [&](const std::string& name, bool single) {
-      const comm::CollectiveScope scope(name);
       // The tables are inputs, as gradients flow through them to the ids: a recomputed block
       // differentiates its inputs only.
       const Block block = [this, single, attend, at = root.at(name)](const std::vector<Tensor>& x) {
@@ -149,7 +147,7 @@ class Flux final : public Transformer {
                                      shared.text_rope.sin,
                                      shared.image_rope.cos,
                                      shared.image_rope.sin};
-      const std::vector<Tensor> y = options.recompute ? recompute(block, x) : block(x);
+      const std::vector<Tensor> y = run_block(options, name, block, x);
       e = y[0], h = y[1];
       options.tell(fmt::format("block.{}.encoder_hidden_states", index), e);
       options.tell(fmt::format("block.{}.hidden_states", index), h);

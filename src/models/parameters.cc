@@ -41,6 +41,8 @@ const at::Tensor& ParameterSet::operator[](const std::string& name) const {
   SP_CHECK(it != index_.end(), "the model has no parameter '{}'", name);
   const at::Tensor& tensor = tensors_[it->second];
   SP_CHECK(tensor.defined(), "parameter '{}' has no value yet", name);
+  SP_CHECK(tensor.numel() == 0 || tensor.storage().nbytes() > 0,
+           "parameter '{}' is read while only its shards are there", name);
   return tensor;
 }
 

@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "comm/tag.h"
 #include "models/config_reader.h"
-#include "models/recompute.h"
 
 namespace shardproof::models {
 namespace {
@@ -139,12 +138,10 @@ class QwenImage final : public Transformer {
                  root.tensor("txt_norm.weight"), RmsNormKind::kDiffusers, options.policy));
     for (int64_t i = 0; i < config_.num_layers; ++i) {
       const std::string name = fmt::format("transformer_blocks.{}", i);
-      const comm::CollectiveScope scope(name);
       const Block block = [this, shared, attend, at = root.at(name)](const std::vector<Tensor>& x) {
         return run_block(at, x[0], x[1], x[2], *shared, attend);
       };
-      const std::vector<Tensor> x = {e, h, shared->temb};
-      const std::vector<Tensor> y = options.recompute ? recompute(block, x) : block(x);
+      const auto y = models::run_block(options, name, block, {e, h, shared->temb});
       e = y[0], h = y[1];
       options.tell(fmt::format("block.{}.encoder_hidden_states", i), e);
       options.tell(fmt::format("block.{}.hidden_states", i), h);

@@ -9,7 +9,6 @@
 #include "comm/tag.h"
 #include "models/config_reader.h"
 #include "models/patches.h"
-#include "models/recompute.h"
 
 namespace shardproof::models {
 namespace {
@@ -140,12 +139,10 @@ class SD3 final : public Transformer {
                            sharding.split("encoder_hidden_states", in.encoder_hidden_states));
     for (int64_t i = 0; i < config_.num_layers; ++i) {
       const std::string name = fmt::format("transformer_blocks.{}", i);
-      const comm::CollectiveScope scope(name);
       const Block block = [this, i, attend, at = root.at(name)](const std::vector<Tensor>& x) {
         return run_block(at, i, x[0], x[1], x[2], attend);
       };
-      const std::vector<Tensor> x = {e, h, temb};
-      const std::vector<Tensor> y = options.recompute ? recompute(block, x) : block(x);
+      const auto y = models::run_block(options, name, block, {e, h, temb});
       h = y[0];
       options.tell(fmt::format("block.{}.hidden_states", i), h);
       if (config_.last(i)) break;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "comm/tag.h"
 #include "models/flux.h"
 #include "models/qwen_image.h"
 #include "models/sd3.h"
@@ -54,6 +55,26 @@ at::Tensor& TransformerInputs::operator[](const std::string& name) {
     if (name == known) return this->*member;
   }
   bad_input("no transformer takes an input '{}'", name);
+}
+
+std::vector<at::Tensor> run_block(const ForwardOptions& options, const std::string& name,
+                                  const Block& block, const std::vector<at::Tensor>& inputs) {
+  const Block run = [&](const std::vector<at::Tensor>& x) {
+    const comm::CollectiveScope scope(name);
+    return options.recompute ? recompute(block, x) : block(x);
+  };
+  return options.units ? options.units->run(name, run, inputs) : run(inputs);
+}
+
+std::vector<std::string> block_names(const Transformer& model) {
+  std::vector<std::string> names;
+  for (const ParameterSpec& spec : model.parameter_specs()) {
+    const size_t list = spec.name.find('.');
+    if (list == std::string::npos || !spec.name.substr(0, list).ends_with("blocks")) continue;
+    const std::string block = spec.name.substr(0, spec.name.find('.', list + 1));
+    if (names.empty() || names.back() != block) names.push_back(block);
+  }
+  return names;
 }
 
 void check_inputs(const plan::ModelPlan& plan, const TransformerInputs& inputs) {

@@ -11,6 +11,7 @@
 #include "models/geometry.h"
 #include "models/parallel.h"
 #include "models/parameters.h"
+#include "models/recompute.h"
 #include "models/rope.h"
 
 namespace shardproof::models {
@@ -37,9 +38,19 @@ struct TransformerInputs {
   at::Tensor& operator[](const std::string& name);
 };
 
+// Provides the parameters of a block while it needs them (FSDP).
+class BlockUnits {
+ public:
+  virtual ~BlockUnits() = default;
+  // block(inputs), with the parameters of the module `name` there in forward and backward.
+  virtual std::vector<at::Tensor> run(const std::string& name, const Block& block,
+                                      const std::vector<at::Tensor>& inputs) = 0;
+};
+
 struct ForwardOptions {
   DtypePolicy policy = DtypePolicy::kReference;
-  bool recompute = false;  // activation checkpointing by block
+  bool recompute = false;       // activation checkpointing by block
+  BlockUnits* units = nullptr;  // null: all parameters are there
   // Told the results of each block, "block.<i>.hidden_states", ...: this rank's rows; and the
   // sinusoids of numbers, "timestep.sinusoid" [B,C]. Values are part of the graph.
   std::function<void(const std::string& name, const at::Tensor& value)> probe;
@@ -73,6 +84,13 @@ class Transformer {
                              const ParallelContext& parallel,
                              const ForwardOptions& options) const = 0;
 };
+
+// How every forward() runs its blocks: as the options say, its collectives under the block's name.
+std::vector<at::Tensor> run_block(const ForwardOptions& options, const std::string& name,
+                                  const Block& block, const std::vector<at::Tensor>& inputs);
+
+// The blocks among the modules of a model, in the order of its forward: "transformer_blocks.0", ...
+std::vector<std::string> block_names(const Transformer& model);
 
 // What every forward() begins with. Errors (kBadInput): an input that the plan does not name; one
 // that it names and that is missing; another number of dimensions than it says; samples that differ

@@ -9,7 +9,6 @@
 #include "comm/tag.h"
 #include "models/config_reader.h"
 #include "models/patches.h"
-#include "models/recompute.h"
 
 namespace shardproof::models {
 namespace {
@@ -151,12 +150,10 @@ class Wan final : public Transformer {
                           root.tensor("patch_embedding.bias"));
     for (int64_t i = 0; i < config_.num_layers; ++i) {
       const std::string name = fmt::format("blocks.{}", i);
-      const comm::CollectiveScope scope(name);
       const Block block = [this, shared, attend, at = root.at(name)](const std::vector<Tensor>& x) {
         return std::vector<Tensor>{run_block(at, x[0], x[1], x[2], *shared, attend)};
       };
-      const std::vector<Tensor> x = {e, h, modulation};
-      h = (options.recompute ? recompute(block, x) : block(x))[0];
+      h = models::run_block(options, name, block, {e, h, modulation})[0];
       options.tell(fmt::format("block.{}.hidden_states", i), h);
     }
     // shift, scale; without the SiLU that the blocks' modulation has.
