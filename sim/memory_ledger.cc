@@ -6,6 +6,13 @@
 
 namespace shardproof::sim {
 
+namespace {
+thread_local int unaccounted = 0;
+}  // namespace
+
+UnaccountedMemory::UnaccountedMemory() { ++unaccounted; }
+UnaccountedMemory::~UnaccountedMemory() { --unaccounted; }
+
 class MemoryLedger::Reporter : public c10::MemoryReportingInfoBase {
  public:
   Reporter(MemoryLedger& ledger, int rank) : ledger_(ledger), rank_(rank) {}
@@ -29,6 +36,12 @@ void MemoryLedger::reset() {
   blocks_.clear();
 }
 
+void MemoryLedger::restart_peak(int rank) {
+  const std::lock_guard lock(mutex_);
+  MemoryUse& use = use_.at(static_cast<size_t>(rank));
+  use.peak = use.current;
+}
+
 MemoryUse MemoryLedger::use(int rank) const {
   std::lock_guard lock(mutex_);
   return use_.at(static_cast<size_t>(rank));
@@ -37,6 +50,7 @@ MemoryUse MemoryLedger::use(int rank) const {
 void MemoryLedger::record(int rank, void* block, int64_t bytes) {
   std::lock_guard lock(mutex_);
   if (bytes > 0) {
+    if (unaccounted > 0) return;
     MemoryUse& use = use_[static_cast<size_t>(rank)];
     blocks_[block] = {rank, bytes};
     use.current += bytes;

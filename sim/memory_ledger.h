@@ -18,6 +18,16 @@ struct MemoryUse {
   std::map<std::string, int64_t> allocated_by_tag;  // sum of all allocations under the tag
 };
 
+// While one lives, what its thread allocates is not accounted: copies and sums that the simulator
+// makes are no rank's.
+class UnaccountedMemory {
+ public:
+  UnaccountedMemory();
+  ~UnaccountedMemory();
+  UnaccountedMemory(const UnaccountedMemory&) = delete;
+  UnaccountedMemory& operator=(const UnaccountedMemory&) = delete;
+};
+
 // Shared by all ranks of a World. A block is accounted to the rank that allocated it, by pointer:
 // LibTorch reports a free on the thread that frees, which may be another rank's.
 class MemoryLedger {
@@ -25,6 +35,8 @@ class MemoryLedger {
   explicit MemoryLedger(int ranks) : use_(static_cast<size_t>(ranks)) {}
   void reset();
   MemoryUse use(int rank) const;
+  // The peak from now on.
+  void restart_peak(int rank);
   // What to install on the rank's thread, as c10::DebugInfoKind::PROFILER_STATE.
   std::shared_ptr<c10::MemoryReportingInfoBase> reporter(int rank);
 

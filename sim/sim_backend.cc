@@ -96,6 +96,10 @@ void SimBackend::refuse(const char* call, const std::string& why) const {
 }
 
 void SimBackend::require(const at::Tensor& tensor, const char* call) const {
+  if (tensor.device().type() != state_.device.type() && !tensor.is_meta()) {
+    refuse(call, c10::str("the world moves tensors on ", state_.device, "; got one on ",
+                          tensor.device()));
+  }
   if (tensor.is_contiguous()) return;
   refuse(call, c10::str("the simulator, like NCCL, takes contiguous tensors; got sizes ",
                         tensor.sizes(), ", strides ", tensor.strides()));

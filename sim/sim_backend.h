@@ -15,6 +15,7 @@ namespace shardproof::sim {
 // What a rank's backends share.
 struct RankState {
   int rank = 0;
+  at::Device device = at::kCPU;
   Scheduler* scheduler = nullptr;
   Rendezvous* rendezvous = nullptr;
   PartOptions defaults;

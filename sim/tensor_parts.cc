@@ -2,11 +2,12 @@
 
 #include <ATen/ATen.h>
 
-#include <bit>
 #include <cstring>
 #include <limits>
 
+#include "base/checksum.h"
 #include "base/error.h"
+#include "sim/memory_ledger.h"
 #include "sim/poison.h"
 
 namespace shardproof::sim {
@@ -19,23 +20,9 @@ const TensorPart& part(const Members& members, size_t i) {
   return static_cast<const TensorPart&>(*members[i]);
 }
 
-// Position-dependent, so that exchanged values show; four lanes for speed. The rotation carries the
-// highest bit on: a product alone keeps a change of sign in it, and two such changes cancel.
-uint64_t hash_bytes(const char* data, size_t bytes) {
-  constexpr uint64_t kPrime = 0x9E3779B97F4A7C15ull;
-  const auto mix = [](uint64_t hash, uint64_t word) { return std::rotl(hash ^ word, 29) * kPrime; };
-  uint64_t lane[4] = {1, 2, 3, 4};
-  size_t i = 0;
-  for (; i + 32 <= bytes; i += 32) {
-    uint64_t words[4];
-    std::memcpy(words, data + i, 32);
-    for (int l = 0; l < 4; ++l) lane[l] = mix(lane[l], words[l]);
-  }
-  for (; i < bytes; ++i) lane[0] = mix(lane[0], static_cast<unsigned char>(data[i]));
-  return mix(mix(mix(lane[0], lane[1]), lane[2]), lane[3]);
-}
-
 const char* bytes_of(const Tensor& x) { return static_cast<const char*>(x.const_data_ptr()); }
+
+uint64_t checksum_of(const Tensor& x) { return checksum({bytes_of(x), x.nbytes()}); }
 
 // The sum of the bits as integers, left on the device; a sum over bytes is several times slower
 // than one over words.
@@ -109,13 +96,14 @@ std::vector<int64_t> offsets(const std::vector<int64_t>& counts) {
 
 void TensorPart::begin() {
   if (!options_.checks) return;
+  const UnaccountedMemory simulator;
   const at::NoGradGuard no_grad;  // parameters are communicated as they are
   const bool in_place = input_.defined() && output_.defined() && input_.is_alias_of(output_);
   // In place, the poison would destroy what the others have yet to read.
   if (in_place) input_ = input_.clone();
   if (input_.defined() && !in_place && input_.numel() > 0) {
     if (is_plain(input_)) {
-      checksum_ = hash_bytes(bytes_of(input_), input_.nbytes());
+      checksum_ = checksum_of(input_);
     } else if (input_.is_cuda()) {
       device_checksum_ = device_sum(input_);
       version_ = input_._version();
@@ -125,14 +113,16 @@ void TensorPart::begin() {
 }
 
 void TensorPart::deliver(const Members& members, SharedResult& shared) {
+  const UnaccountedMemory simulator;
   const at::NoGradGuard no_grad;
   fill(members, shared);
   if (options_.fault && output_.defined()) plant_fault();
 }
 
 bool TensorPart::inputs_intact() {
+  const UnaccountedMemory simulator;
   const at::NoGradGuard no_grad;
-  if (checksum_) return *checksum_ == hash_bytes(bytes_of(input_), input_.nbytes());
+  if (checksum_) return *checksum_ == checksum_of(input_);
   // Changes through LibTorch raise the version; what went around it shows in the bits. A buffer
   // that nobody else holds needs no second look.
   if (version_ && *version_ != input_._version()) return false;
@@ -144,8 +134,9 @@ bool TensorPart::inputs_intact() {
 
 void TensorPart::detach_inputs() {
   if (!input_.defined() || input_.numel() == 0) return;
-  if (is_exclusive(input_)) return;
+  if (is_exclusive(input_) && !options_.memory_tracked) return;
   const at::NoGradGuard no_grad;
+  const UnaccountedMemory simulator;
   input_ = input_.clone();
 }
 

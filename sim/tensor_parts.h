@@ -21,6 +21,7 @@ struct DeferredCheck {
 
 struct PartOptions {
   bool checks = true;
+  bool memory_tracked = false;  // what waits for other ranks is not the owner's memory
   ReduceOrder order = ReduceOrder::kRank;
   const Fault* fault = nullptr;  // what to plant in the delivery
   at::Tensor own_last_sent;      // for kEcho

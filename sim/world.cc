@@ -160,7 +160,9 @@ class World::Impl {
       state.rank = r;
       state.scheduler = &scheduler_;
       state.rendezvous = &rendezvous_;
+      state.device = options_.device;
       state.defaults.checks = options_.delivery_checks;
+      state.defaults.memory_tracked = options_.track_memory;
       state.defaults.order = options_.reduce_order;
       state.faults = FaultMatcher(options_.faults, r);
       for (const Fault& fault : options_.faults) {
@@ -302,6 +304,10 @@ const std::vector<CollectiveCall>& World::calls(int rank) const {
 MemoryUse World::memory(int rank) const {
   SP_CHECK(options().track_memory, "the world was made without track_memory");
   return impl_->ledger().use(rank);
+}
+void World::restart_peak(int rank) {
+  SP_CHECK(options().track_memory, "the world was made without track_memory");
+  impl_->ledger().restart_peak(rank);
 }
 
 }  // namespace shardproof::sim

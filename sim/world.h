@@ -95,7 +95,8 @@ class World {
 
   // Of the last run.
   const std::vector<CollectiveCall>& calls(int rank) const;
-  MemoryUse memory(int rank) const;  // needs track_memory
+  MemoryUse memory(int rank) const;  // needs track_memory; of the present run, from inside
+  void restart_peak(int rank);       // the peak from now on
 
   class Impl;
 

@@ -28,7 +28,7 @@ struct FlightRecord {
   int64_t input = 0;  // elements
   int64_t output = 0;
 };
-// Those with an id above `after`, in order; the recorder keeps the last 2,000 unless
+// Those with an id above `after`, in order; the recorder keeps the last 50,000 unless
 // TORCH_FR_BUFFER_SIZE says otherwise. The module must be loaded.
 std::vector<FlightRecord> nccl_flight_records(int64_t after);
 

@@ -77,6 +77,8 @@ std::string address_towards(const std::string& host, int port) {
 
 ProcessWorld::ProcessWorld(const Rendezvous& rendezvous, ProcessWorldOptions options)
     : rendezvous_(rendezvous), options_(std::move(options)) {
+  // Steps of training issue more calls than NCCL's flight recorder keeps by itself (2,000).
+  setenv("TORCH_FR_BUFFER_SIZE", "50000", /*overwrite=*/0);
   // What this machine lacks is said before the others are kept waiting.
   options_.transport == Transport::kGloo ? require_gloo() : require_nccl();
   auto root = connect(rendezvous_, options_.timeout);

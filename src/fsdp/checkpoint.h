@@ -23,8 +23,9 @@ struct ShardedTensor {
   std::string name;            // "<parameter>:param", "<parameter>:exp_avg", ...
   std::vector<int64_t> shape;  // of the whole
   ShardLayout layout;
-  int index = 0;    // which shard `rows` is
-  at::Tensor rows;  // [layout.shard(index).size(), ...]; loading fills it in place
+  int index = 0;  // which shard `rows` is
+  // [layout.shard(index).size(), ...], of a scalar [1] or [0]; loading fills it in place.
+  at::Tensor rows;
   // False on ranks that hold a copy of rows that another rank writes (replicas).
   bool writes = true;
 };
@@ -36,18 +37,21 @@ struct CheckpointInfo {
   std::string commit;  // of the program that wrote it
   uint64_t seed = 0;
   int64_t step = 0;
-  std::map<std::string, double> numbers;  // counters of the run that continue ("optimizer_steps")
+  std::map<std::string, double> numbers;  // counters that continue ("optimizer_steps"), finite
 };
 
 // What belongs to a rank, not to rows: states of random generators (byte tensors on the CPU).
 using RankState = std::map<std::string, at::Tensor>;
 
-// Collective over `world`, which must be all ranks. Errors (kBadInput), on every rank, and nothing
-// is left behind: a folder that is there already, one that cannot be written; rows of a tensor that
-// no rank writes, or two.
+// Collective over `world`, which must be all ranks; `device` is one whose tensors it moves (CUDA
+// for NCCL). Every rank lists the same tensors, in any order. The folder must be one that all hosts
+// share; folders above it are created. Errors, on every rank, and nothing is left behind but those:
+// kBadInput for a folder that is there already, one that cannot be written or that not all ranks
+// see; lists that differ; a dtype that safetensors lacks; rows of a tensor that no rank writes, or
+// two. kInternal for `rows` of another shape than the layout says.
 void save_checkpoint(const std::filesystem::path& folder, const CheckpointInfo& info,
                      const std::vector<ShardedTensor>& tensors, const RankState& rank_state,
-                     const comm::Communicator& world);
+                     const comm::Communicator& world, at::Device device);
 
 struct LoadedCheckpoint {
   CheckpointInfo info;
@@ -57,13 +61,15 @@ struct LoadedCheckpoint {
 };
 
 // Fills `tensors` from a checkpoint of any world. `expected`: model and mesh of this run.
-// Collective. Errors (kBadInput), on every rank, with no tensor changed: no manifest (says whether
-// a save was broken off); another model's; tensors that are missing, surplus or of another shape or
-// dtype; a missing file, one whose checksum differs, or one without the rows (names the file).
+// Collective; `device` as above. Each rank opens the files that hold its rows, and no others.
+// Errors, on every rank, with no tensor changed. kBadInput: no manifest (says whether a save was
+// broken off), or not the same on all ranks; another model's; tensors that are missing, surplus or
+// of another shape or dtype; a missing file, one whose checksum differs, or one without the rows
+// (names the file). kInternal as above.
 LoadedCheckpoint load_checkpoint(const std::filesystem::path& folder,
                                  const CheckpointInfo& expected,
                                  const std::vector<ShardedTensor>& tensors,
-                                 const comm::Communicator& world);
+                                 const comm::Communicator& world, at::Device device);
 
 // The complete checkpoint step-<n> with the largest n in `folder`; empty if there is none.
 std::filesystem::path latest_checkpoint(const std::filesystem::path& folder);

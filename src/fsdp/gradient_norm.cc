@@ -18,7 +18,8 @@ at::Tensor sum_of_squares(const std::vector<at::Tensor>& norms, at::Device devic
 
 }  // namespace
 
-double gradient_norm(const std::vector<TrainedTensor>& tensors, const comm::Communicator& shards) {
+double gradient_norm(const std::vector<TrainedTensor>& tensors, const comm::Communicator& shards,
+                     at::Device device) {
   if (tensors.empty()) return 0;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> sharded, replicated;
@@ -27,12 +28,12 @@ double gradient_norm(const std::vector<TrainedTensor>& tensors, const comm::Comm
     (tensor.replicated ? replicated : sharded)
         .push_back(at::linalg_vector_norm(tensor.grad, 2, {}, false, at::kDouble));
   }
-  const at::Device device = tensors[0].grad.device();
+  const at::Device grads_on = tensors[0].grad.device();
   // Every rank adds its part of a replicated tensor, so that ranks agree even where copies do not:
   // a NaN in one of them reaches all.
-  at::Tensor squares = sum_of_squares(sharded, device);
-  squares.add_(sum_of_squares(replicated, device).div_(shards.size()));
-  return std::sqrt(shards.all_reduce(squares).wait().item<double>());
+  at::Tensor squares = sum_of_squares(sharded, grads_on);
+  squares.add_(sum_of_squares(replicated, grads_on).div_(shards.size()));
+  return std::sqrt(shards.all_reduce(squares.to(device)).wait().item<double>());
 }
 
 void clip_gradients(const std::vector<TrainedTensor>& tensors, double norm, double max_norm) {

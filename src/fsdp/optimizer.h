@@ -30,9 +30,9 @@ class Optimizer {
   // that before the first step. Errors (kBadInput): roles that this optimizer does not keep, or one
   // that is missing.
   void restore(State state, int64_t steps);
+  virtual std::vector<std::string> roles() const = 0;
 
  protected:
-  virtual std::vector<std::string> roles() const = 0;
   // `state[i]`: the tensors of roles(), in order, of tensors[i]; zeros at first.
   virtual void update(const std::vector<TrainedTensor>& tensors,
                       const std::vector<std::vector<at::Tensor>>& state, double learning_rate,

@@ -213,9 +213,19 @@ void require_booleans(const Bytes& bytes, const SafetensorsEntry& entry, const s
 
 }  // namespace
 
+std::string safetensors_dtype(at::ScalarType type) {
+  const Dtype* dtype = find_dtype(type);
+  if (!dtype) {
+    bad_input("dtype {} cannot be written as safetensors; expected one of {}", c10::toString(type),
+              kReadable);
+  }
+  return dtype->name;
+}
+
 struct SafetensorsFile::State {
   std::string file;
   std::shared_ptr<char> mapping;
+  uint64_t size = 0;  // of the file
   char* data = nullptr;
   std::vector<SafetensorsEntry> entries;
   std::map<std::string, size_t, std::less<>> index;
@@ -229,6 +239,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   const std::string_view header = header_text(map, state->file);
   const uint64_t data_size = map.size - kLengthBytes - header.size();
   state->mapping = map.bytes;
+  state->size = map.size;
   state->data = map.bytes.get() + kLengthBytes + header.size();
 
   const JsonValue root = parse_json(header, state->file + ": header (from byte 8)");
@@ -252,6 +263,8 @@ const std::vector<SafetensorsEntry>& SafetensorsFile::entries() const { return s
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
   return state_->metadata;
 }
+
+std::string_view SafetensorsFile::bytes() const { return {state_->mapping.get(), state_->size}; }
 
 bool SafetensorsFile::contains(std::string_view name) const {
   return state_->index.find(name) != state_->index.end();

@@ -32,6 +32,9 @@ enum class Alignment {
   kElement,
 };
 
+// As the format spells it: "F32". Errors (kBadInput): a dtype that save_safetensors cannot write.
+std::string safetensors_dtype(at::ScalarType type);
+
 // A file that is open for reading; a cheap copy.
 //
 // The file is mapped into memory (privately), not read, and each tensor keeps the mapping alive:
@@ -54,6 +57,7 @@ class SafetensorsFile {
   bool contains(std::string_view name) const;
   const SafetensorsEntry& entry(std::string_view name) const;  // kBadInput where there is none
   const std::map<std::string, std::string>& metadata() const;
+  std::string_view bytes() const;  // the whole file, header included: for checksums
 
   // A contiguous CPU tensor of the entry's shape, shared with the mapping where its data is
   // aligned, else a copy. Errors, of kind kBadInput: no such tensor; a dtype of the format that is

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/error.h"
 #include "comm/mesh.h"
 #include "sim/world.h"
 #include "tests/file_support.h"
@@ -37,7 +38,7 @@ std::vector<TrainedTensor> tensors_of_rank(const std::vector<Tensor>& whole, int
   for (size_t i = 0; i < whole.size(); ++i) {
     const bool replicated = i + 1 == whole.size();
     const Tensor grad = replicated ? whole[i].clone() : shard_of(whole[i], rank, ranks);
-    tensors.push_back({"p" + std::to_string(i), at::zeros_like(grad), grad, replicated});
+    tensors.push_back({fmt::format("p{}", i), at::zeros_like(grad), grad, replicated});
   }
   return tensors;
 }
@@ -60,7 +61,7 @@ std::vector<double> norms_on(
     const comm::Mesh mesh(rank, {.dp = ranks});
     std::vector<TrainedTensor> tensors = tensors_of_rank(whole, rank.rank(), ranks);
     if (prepare) prepare(rank.rank(), tensors);
-    norms[rank.rank()] = gradient_norm(tensors, mesh.dp());
+    norms[rank.rank()] = gradient_norm(tensors, mesh.dp(), at::kCPU);
   });
   for (int rank = 0; rank < ranks; ++rank) CHECK(world.calls(rank).size() == (ranks > 1 ? 1 : 0));
   return norms;
@@ -77,7 +78,7 @@ TEST_CASE("the norm of shards and a replicated tensor is the whole's") {
 
 TEST_CASE("the norm of known numbers") {
   const auto single = [](const Tensor& grad) {
-    return gradient_norm({{"w", at::zeros_like(grad), grad}}, comm::Communicator());
+    return gradient_norm({{"w", at::zeros_like(grad), grad}}, comm::Communicator(), at::kCPU);
   };
   CHECK(single(at::tensor({3.0, 4.0})) == Approx(5).epsilon(1e-15));
   // Squares beyond fp32, and ones that a sum in fp32 would lose.
@@ -86,7 +87,7 @@ TEST_CASE("the norm of known numbers") {
   small[0] = 1;
   CHECK(single(small) == Approx(std::sqrt(1 + 1e6 * 0x1p-26)).epsilon(1e-12));
   CHECK(single(at::zeros({0, 3})) == 0);
-  CHECK(gradient_norm({}, comm::Communicator()) == 0);
+  CHECK(gradient_norm({}, comm::Communicator(), at::kCPU) == 0);
 }
 
 TEST_CASE("a gradient that is not finite on one rank reaches all") {
@@ -158,7 +159,7 @@ TEST_CASE("clipping refuses norms that are not finite") {
   }
   CHECK(contains(error_text(
                      [&] {
-                       gradient_norm({{"w", grad, {}}}, comm::Communicator());
+                       gradient_norm({{"w", grad, {}}}, comm::Communicator(), at::kCPU);
                      },
                      ErrorKind::kInternal),
                  "w has no gradient"));

@@ -93,6 +93,17 @@ TEST_CASE("all dtypes, scalars and empty tensors survive a round trip bit by bit
   CHECK(folder.file_count() == 1);
 }
 
+TEST_CASE("a file shows all its bytes, and how it spells dtypes", "[safetensors]") {
+  const TempFolder folder;
+  for (const at::ScalarType type : {at::kBFloat16, at::kLong, at::kBool}) {
+    save_safetensors(folder / "f", {{"x", at::zeros({3}, type)}});
+    const SafetensorsFile file = SafetensorsFile::open(folder / "f");
+    CHECK(file.bytes() == read_bytes(folder / "f"));
+    CHECK(safetensors_dtype(type) == file.entry("x").dtype);
+  }
+  CHECK(contains(error_text([] { safetensors_dtype(at::kComplexFloat); }), "ComplexFloat"));
+}
+
 TEST_CASE("files are byte for byte those of the reference writer", "[safetensors]") {
   const TempFolder folder;
   Tensors tensors;
