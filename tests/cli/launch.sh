@@ -57,6 +57,9 @@ for n in 2 3 4; do
   expect "attention on $n ranks" 0 '\[0\] holds' "$program" launch -n $n -- $(verify attention --quick)
   expect "models on $n ranks" 0 '\[0\] holds' "$program" launch -n $n -- $(verify models --quick)
 done
+for n in 2 4; do
+  expect "training on $n ranks" 0 '\[0\] holds' "$program" launch -n $n -- $(verify training --quick)
+done
 expect 'goldens on 2 ranks' 0 '\[0\] holds' "$program" launch -n 2 -- $(verify goldens)
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 for n in 2 3 4; do

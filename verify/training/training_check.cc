@@ -117,7 +117,10 @@ CaseResult check_training(const TrainingCase& c, const TrainingSubject& subject,
   return judged(c.id(), c.model.mesh, [&](CaseResult& result) {
     const TrainingData data = draw_training_data(c);
     const ModelData as_model{data.model, data.parameters, data.batches[0][0].passes, {}};
-    attention_of(c.model, as_model).make_plan();  // refuses what cannot be built, on all ranks
+    // Refuses what cannot be built before a rank waits for another.
+    attention_of(c.model, as_model).make_plan();
+    attention::make_local_attention(c.model.parallel.backend, worlds.device(), c.model.dtype,
+                                    c.model.ragged || c.model.text_aligned);
     RankWorld& world = worlds.get(c.model.mesh.world());
     TrainingRun run = run_parallel_training(c, data, subject, world);
     result.checks = std::move(run.checks);
