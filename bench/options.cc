@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <thread>
 
-#include "base/error.h"
+#include "bench/command_line.h"
 
 namespace shardproof::bench {
 namespace {
@@ -52,15 +52,8 @@ Options parse_options(int argc, char** argv) {
   app.add_option("--json", json, "Short for --benchmark_out=FILE --benchmark_out_format=json");
   app.footer("All other options go to Google Benchmark (--benchmark_filter=..., ...).");
   app.allow_extras();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
-    o.help = true;
-    return o;
-  } catch (const CLI::ParseError& error) {
-    bad_input("{}; see --help", error.what());
-  }
+  o.help = !parse_command_line(app, argc, argv);
+  if (o.help) return o;
   fill_defaults(o);
   // What is typed comes last and wins.
   o.rest = {"--benchmark_repetitions=9", "--benchmark_report_aggregates_only=true",

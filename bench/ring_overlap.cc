@@ -10,8 +10,6 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -20,9 +18,10 @@
 #include "base/error.h"
 #include "base/run_main.h"
 #include "bench/attention_pair.h"
-#include "comm/device.h"
+#include "bench/command_line.h"
+#include "bench/real_ranks.h"
 #include "comm/mesh.h"
-#include "comm/process_world.h"
+#include "verify/budget.h"
 #include "verify/dtype.h"
 
 namespace {
@@ -122,8 +121,7 @@ class Measurement {
           std::chrono::steady_clock::now() - start;
       if (i >= 0) times.push_back(slowest(took.count()));
     }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
+    return verify::median(std::move(times));
   }
 
   double slowest(double mine) {
@@ -153,13 +151,7 @@ int run(int argc, char** argv) {
       ->expected(3)
       ->check(CLI::PositiveNumber);
   app.add_option("--repetitions", o.repetitions)->check(CLI::Range(1, 10000));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& success) {
-    return app.exit(success);
-  } catch (const CLI::ParseError& error) {
-    bad_input("{}; see --help", error.what());
-  }
+  if (!bench::parse_command_line(app, argc, argv)) return 0;
   const bool nccl = o.transport == "nccl";
   if (o.dtype.empty()) o.dtype = nccl ? "bf16" : "fp32";
   if (o.backend.empty()) o.backend = nccl ? "cudnn" : "auto";
@@ -170,15 +162,12 @@ int run(int argc, char** argv) {
   if (o.shape[0] % rendezvous.world_size != 0) {
     bad_input("--shape: {} tokens do not divide among {} ranks", o.shape[0], rendezvous.world_size);
   }
-  comm::ProcessWorldOptions world;
-  world.transport = nccl ? comm::Transport::kNccl : comm::Transport::kGloo;
-  world.device = comm::compute_device(nccl ? "cuda" : "cpu", comm::local_device(rendezvous));
-  world.fingerprint = fmt::format("{}", fmt::join(argv + 1, argv + argc, " "));
-  comm::ProcessWorld ranks(rendezvous, world);
-  const std::string report = Measurement(ranks, o).report();
-  if (ranks.rank() == 0) fmt::print("{}\n", report);
+  const auto world = bench::join_world(rendezvous, o.transport,
+                                       fmt::format("{}", fmt::join(argv + 1, argv + argc, " ")));
+  const std::string report = Measurement(*world, o).report();
+  if (world->rank() == 0) fmt::print("{}\n", report);
   std::fflush(stdout);
-  ranks.barrier();
+  world->barrier();
   return 0;
 }
 

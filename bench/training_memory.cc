@@ -12,14 +12,14 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <mutex>
 
 #include "base/error.h"
 #include "base/run_main.h"
+#include "bench/command_line.h"
+#include "bench/real_ranks.h"
 #include "comm/device.h"
-#include "comm/process_world.h"
 #include "fsdp/training_step.h"
 #include "sim/world.h"
 
@@ -138,18 +138,15 @@ void run_simulated(const Options& o, at::Device device) {
 }
 
 void run_real(const Options& o) {
-  const comm::Rendezvous rendezvous = comm::rendezvous_from_environment();
-  comm::ProcessWorldOptions options;
-  options.transport = o.transport == "nccl" ? comm::Transport::kNccl : comm::Transport::kGloo;
-  options.device =
-      comm::compute_device(o.transport == "nccl" ? "cuda" : "cpu", comm::local_device(rendezvous));
-  comm::ProcessWorld world(rendezvous, options);
+  const auto world = bench::join_world(comm::rendezvous_from_environment(), o.transport,
+                                       fmt::format("{} layers", o.layers));
   sim::MemoryLedger ledger(1);
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, ledger.reporter(0));
-  fmt::print("{}\n", run_rank(
-                         o, world, [&] { return ledger.use(0); }, [&] { ledger.restart_peak(0); }));
+  fmt::print("{}\n",
+             run_rank(
+                 o, *world, [&] { return ledger.use(0); }, [&] { ledger.restart_peak(0); }));
   std::fflush(stdout);
-  world.barrier();
+  world->barrier();
 }
 
 int run(int argc, char** argv) {
@@ -164,13 +161,7 @@ int run(int argc, char** argv) {
   app.add_option("--text", o.text, "text tokens")->check(CLI::PositiveNumber);
   app.add_option("--grid", o.grid, "rows and columns of image tokens")->check(CLI::PositiveNumber);
   app.add_flag("--recompute", o.recompute, "activation checkpointing");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& success) {
-    return app.exit(success);
-  } catch (const CLI::ParseError& error) {
-    bad_input("{}; see --help", error.what());
-  }
+  if (!bench::parse_command_line(app, argc, argv)) return 0;
   if (o.transport == "sim") {
     run_simulated(o, comm::compute_device(o.device.empty() ? "cpu" : o.device));
   } else {

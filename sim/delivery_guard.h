@@ -2,7 +2,6 @@
 // arrive, so that a read before the wait (or on a stream that has not waited) shows as NaN; and the
 // faults that a real network and a real process can have.
 #pragma once
-#include <mutex>
 #include <vector>
 
 #include "comm/recording_backend.h"

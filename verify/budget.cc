@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "attention/local_attention.h"
+#include "base/error.h"
 #include "verify/dtype.h"
 #include "verify/oracle/error_norms.h"
 
@@ -136,6 +137,25 @@ Judgement judge(const Judged& t) {
   // An infinite error of the non-SP run would allow any ratio.
   result.status = !ref.finite ? Status::kError : holds ? Status::kPass : Status::kFail;
   return {result, broken_zeros};
+}
+
+std::span<const double> elements(const at::Tensor& x) {
+  return {x.const_data_ptr<double>(), static_cast<size_t>(x.numel())};
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::optional<CheckResult> wrong_shape(const std::string& name, const at::Tensor& result,
+                                       const at::Tensor& expected) {
+  if (result.sizes() == expected.sizes()) return std::nullopt;
+  return CheckResult{"coverage", Status::kFail,
+                     fmt::format("{} has shape {}; expected {}", name, c10::str(result.sizes()),
+                                 c10::str(expected.sizes()))};
 }
 
 }  // namespace shardproof::verify

@@ -65,4 +65,11 @@ struct Judgement {
 };
 Judgement judge(const Judged& tensor);
 
+// What judging whole tensors of a run takes. The elements of a contiguous fp64 tensor; the median,
+// 0 of nothing; a failed check if a tensor has not the shape that it should have.
+std::span<const double> elements(const at::Tensor& x);
+double median(std::vector<double> values);
+std::optional<CheckResult> wrong_shape(const std::string& name, const at::Tensor& result,
+                                       const at::Tensor& expected);
+
 }  // namespace shardproof::verify

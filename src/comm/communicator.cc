@@ -73,10 +73,6 @@ at::Tensor unpad_members(const at::Tensor& padded, const std::vector<int64_t>& r
 
 at::Tensor Pending::wait() {
   for (Work& work : works_) work->wait();
-  return take_completed();
-}
-
-at::Tensor Pending::take_completed() {
   works_.clear();
   return finish_ ? finish_(std::exchange(result_, {})) : std::move(result_);
 }
@@ -105,8 +101,20 @@ void Communicator::check(const at::Tensor& tensor, const char* call) const {
   if (tensor.dim() == 0) refuse(tensor, call, "expected at least one dimension");
 }
 
-Pending Communicator::all_to_all(at::Tensor input, std::vector<int64_t> send_rows,
-                                 std::vector<int64_t> receive_rows) const {
+std::vector<Work> Communicator::issue_together(size_t calls,
+                                               const std::function<Work(size_t)>& issue) const {
+  std::vector<Work> works;
+  const bool grouped = calls > 0 && backend_->supportsCoalescing();
+  if (grouped) backend_->startCoalescing();
+  for (size_t i = 0; i < calls; ++i) works.push_back(issue(i));
+  // The step's work stands for those of its calls, which some backends leave undefined.
+  if (grouped) works = {backend_->endCoalescing()};
+  return works;
+}
+
+at::Tensor Communicator::all_to_all_output(const at::Tensor& input,
+                                           const std::vector<int64_t>& send_rows,
+                                           const std::vector<int64_t>& receive_rows) const {
   check(input, "all_to_all");
   if (!are_counts(send_rows, size()) || !are_counts(receive_rows, size()) ||
       sum(send_rows) != input.size(0)) {
@@ -115,8 +123,13 @@ Pending Communicator::all_to_all(at::Tensor input, std::vector<int64_t> send_row
                        "to the rows; got {} and {}",
                        size(), send_rows, receive_rows));
   }
-  if (size() == 1) return Pending(input);
-  at::Tensor output = at::empty(with_rows(input, sum(receive_rows)), input.options());
+  return size() == 1 ? input : at::empty(with_rows(input, sum(receive_rows)), input.options());
+}
+
+Pending Communicator::all_to_all(at::Tensor input, std::vector<int64_t> send_rows,
+                                 std::vector<int64_t> receive_rows) const {
+  at::Tensor output = all_to_all_output(input, send_rows, receive_rows);
+  if (size() == 1) return Pending(std::move(output));
   Work work = backend_->alltoall_base(output, input, receive_rows, send_rows, {});
   input.reset();  // a parameter lives to the end of the caller's statement, the wait included
   return Pending({std::move(work)}, std::move(output));
@@ -124,21 +137,22 @@ Pending Communicator::all_to_all(at::Tensor input, std::vector<int64_t> send_row
 
 std::vector<at::Tensor> Communicator::all_to_all_step(std::vector<at::Tensor> inputs,
                                                       const std::vector<RowCounts>& rows) const {
-  const bool grouped = size() > 1 && backend_->supportsCoalescing();
-  if (grouped) backend_->startCoalescing();
-  std::vector<Pending> pending;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    pending.push_back(all_to_all(std::move(inputs[i]), rows.at(i).send, rows.at(i).receive));
+  std::vector<at::Tensor> outputs;
+  const auto make_output = [&](size_t i) -> at::Tensor& {
+    return outputs.emplace_back(all_to_all_output(inputs[i], rows.at(i).send, rows.at(i).receive));
+  };
+  if (size() == 1) {
+    for (size_t i = 0; i < inputs.size(); ++i) make_output(i);
+    return outputs;
   }
-  std::vector<at::Tensor> results;
-  if (grouped) {
-    backend_->endCoalescing()->wait();
-    // The step's work stands for those of its calls, which some backends leave undefined.
-    for (Pending& p : pending) results.push_back(p.take_completed());
-  } else {
-    for (Pending& p : pending) results.push_back(p.wait());
-  }
-  return results;
+  auto works = issue_together(inputs.size(), [&](size_t i) {
+    auto send = rows.at(i).send, receive = rows.at(i).receive;
+    Work work = backend_->alltoall_base(make_output(i), inputs[i], receive, send, {});
+    inputs[i].reset();  // freed as soon as the transport is done with it
+    return work;
+  });
+  Pending(std::move(works), at::Tensor()).wait();
+  return outputs;
 }
 
 Pending Communicator::all_gather(at::Tensor input, const std::vector<int64_t>& rows) const {
@@ -178,16 +192,6 @@ Pending Communicator::reduce_scatter(at::Tensor input, const std::vector<int64_t
   return Pending({std::move(work)}, output.narrow(0, 0, mine));
 }
 
-Pending Communicator::step(size_t calls, const std::function<Work(size_t)>& issue) const {
-  std::vector<Work> works;
-  const bool grouped = calls > 1 && backend_->supportsCoalescing();
-  if (grouped) backend_->startCoalescing();
-  for (size_t i = 0; i < calls; ++i) works.push_back(issue(i));
-  // The step's work stands for those of its calls, which some backends leave undefined.
-  if (grouped) works = {backend_->endCoalescing()};
-  return Pending(std::move(works), at::Tensor());
-}
-
 void Communicator::check_pair(const at::Tensor& small, const at::Tensor& large,
                               const char* call) const {
   check(small, call);
@@ -204,8 +208,11 @@ Pending Communicator::all_gather_step(std::vector<at::Tensor> inputs,
     if (size() == 1) outputs[i].copy_(inputs[i]);
   }
   if (size() == 1) return Pending(at::Tensor());
-  return step(inputs.size(),
-              [&](size_t i) { return backend_->_allgather_base(outputs[i], inputs[i], {}); });
+  return Pending(issue_together(inputs.size(),
+                                [&](size_t i) {
+                                  return backend_->_allgather_base(outputs[i], inputs[i], {});
+                                }),
+                 at::Tensor());
 }
 
 Pending Communicator::reduce_scatter_step(std::vector<at::Tensor> inputs,
@@ -217,9 +224,11 @@ Pending Communicator::reduce_scatter_step(std::vector<at::Tensor> inputs,
   if (size() == 1) return Pending(at::Tensor());
   c10d::ReduceScatterOptions options;
   options.reduceOp = reduce_op(op);
-  return step(inputs.size(), [&](size_t i) {
-    return backend_->_reduce_scatter_base(outputs[i], inputs[i], options);
-  });
+  return Pending(
+      issue_together(
+          inputs.size(),
+          [&](size_t i) { return backend_->_reduce_scatter_base(outputs[i], inputs[i], options); }),
+      at::Tensor());
 }
 
 Pending Communicator::all_reduce_step(std::vector<at::Tensor> tensors, Reduce op) const {
@@ -227,10 +236,12 @@ Pending Communicator::all_reduce_step(std::vector<at::Tensor> tensors, Reduce op
   if (size() == 1) return Pending(at::Tensor());
   c10d::AllreduceOptions options;
   options.reduceOp = reduce_op(op);
-  return step(tensors.size(), [&](size_t i) {
-    std::vector<at::Tensor> one = {tensors[i]};
-    return backend_->allreduce(one, options);
-  });
+  return Pending(issue_together(tensors.size(),
+                                [&](size_t i) {
+                                  std::vector<at::Tensor> one = {tensors[i]};
+                                  return backend_->allreduce(one, options);
+                                }),
+                 at::Tensor());
 }
 
 Pending Communicator::all_reduce(const at::Tensor& tensor, Reduce op) const {
@@ -262,16 +273,9 @@ Pending Communicator::exchange(at::Tensor tensor, int to, at::IntArrayRef receiv
   at::Tensor output = at::empty(receive_shape, tensor.options());
   std::vector<at::Tensor> sent = {std::move(tensor)};
   std::vector<at::Tensor> received = {output};
-  std::vector<Work> works;
-  if (backend_->supportsCoalescing()) {
-    backend_->startCoalescing();
-    backend_->send(sent, to, 0);
-    backend_->recv(received, from, 0);
-    works.push_back(backend_->endCoalescing());
-  } else {
-    works.push_back(backend_->send(sent, to, 0));
-    works.push_back(backend_->recv(received, from, 0));
-  }
+  auto works = issue_together(2, [&](size_t i) {
+    return i == 0 ? backend_->send(sent, to, 0) : backend_->recv(received, from, 0);
+  });
   return Pending(std::move(works), std::move(output));
 }
 

@@ -39,9 +39,6 @@ class [[nodiscard]] Pending {
   at::Tensor wait();
 
  private:
-  friend class Communicator;
-  at::Tensor take_completed();  // the result of a call whose step has been waited for
-
   std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   at::Tensor result_;
   std::function<at::Tensor(const at::Tensor&)> finish_;
@@ -103,8 +100,11 @@ class Communicator {
 
  private:
   using Work = c10::intrusive_ptr<c10d::Work>;
-  // Issues calls together where the backend can.
-  Pending step(size_t calls, const std::function<Work(size_t)>& issue) const;
+  // Issues calls as one step where the backend can; what is to be waited for.
+  std::vector<Work> issue_together(size_t calls, const std::function<Work(size_t)>& issue) const;
+  // Checks the call; where its result will be.
+  at::Tensor all_to_all_output(const at::Tensor& input, const std::vector<int64_t>& send_rows,
+                               const std::vector<int64_t>& receive_rows) const;
   void check_pair(const at::Tensor& small, const at::Tensor& large, const char* call) const;
   void check(const at::Tensor& tensor, const char* call) const;
   [[noreturn]] void refuse(const at::Tensor& tensor, const char* call,

@@ -26,12 +26,6 @@ using TensorsByName = std::map<std::string, const ShardedTensor*>;
 
 constexpr const char* kRankStatePrefix = "rng/";
 
-std::vector<int64_t> with_rows(std::vector<int64_t> shape, int64_t rows) {
-  if (shape.empty()) return {rows};
-  shape[0] = rows;
-  return shape;
-}
-
 plan::Interval own_rows(const ShardedTensor& tensor) { return tensor.layout.shard(tensor.index); }
 
 TensorsByName by_name(const std::vector<ShardedTensor>& tensors) {
@@ -41,8 +35,8 @@ TensorsByName by_name(const std::vector<ShardedTensor>& tensors) {
     SP_CHECK(all.emplace(tensor.name, &tensor).second, "tensor {} is listed twice", name);
     SP_CHECK(!tensor.name.starts_with(kRankStatePrefix), "tensor {} has a rank state's name", name);
     SP_CHECK(tensor.rows.defined(), "tensor {}", name);
-    SP_CHECK(tensor.layout.rows == (tensor.shape.empty() ? 1 : tensor.shape[0]) &&
-                 tensor.index >= 0 && tensor.index < tensor.layout.shards,
+    SP_CHECK(tensor.layout.rows == rows_of(tensor.shape) && tensor.index >= 0 &&
+                 tensor.index < tensor.layout.shards,
              "tensor {} of shape [{}]: shard {} of {}, {} rows", name, fmt::join(tensor.shape, ","),
              tensor.index, tensor.layout.shards, tensor.layout.rows);
     const std::vector<int64_t> expected = with_rows(tensor.shape, own_rows(tensor).size());

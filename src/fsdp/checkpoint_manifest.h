@@ -29,7 +29,7 @@ struct TensorRecord {
   std::vector<int64_t> shape;  // of the whole
   std::vector<StoredRows> parts;
 
-  int64_t rows() const { return shape.empty() ? 1 : shape[0]; }
+  int64_t rows() const { return rows_of(shape); }
 };
 
 struct Manifest {

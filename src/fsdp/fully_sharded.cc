@@ -62,8 +62,7 @@ FullySharded::FullySharded(const std::vector<std::string>& blocks,
   units_.push_back({"root", {}, {}, false});
   for (const models::ParameterSpec& spec : whole.specs()) {
     const bool replicated = spec.buffer || (policy_.replicated && policy_.replicated(spec.name));
-    const int64_t rows = spec.shape.empty() ? 1 : spec.shape[0];
-    const ShardLayout layout{rows, replicated ? 1 : mesh.shards().size()};
+    const ShardLayout layout{rows_of(spec.shape), replicated ? 1 : mesh.shards().size()};
     Unit& unit = units_[unit_index(blocks, spec.name)];
     unit.parameters.emplace_back(spec, whole[spec.name], layout,
                                  replicated ? 0 : mesh.shards().rank(), policy_, mesh.device());

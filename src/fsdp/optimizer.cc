@@ -73,12 +73,12 @@ class Sgd final : public Optimizer {
   explicit Sgd(const SgdOptions& options) : options_(options) {}
   const char* name() const override { return "sgd"; }
 
- protected:
   std::vector<std::string> roles() const override {
     if (options_.momentum == 0) return {};
     return {"momentum_buffer"};
   }
 
+ protected:
   // A buffer of zeros becomes momentum * 0 + gradient: the first gradient.
   void update(const std::vector<TrainedTensor>& tensors, const States& states, double learning_rate,
               int64_t) override {
@@ -110,9 +110,9 @@ class AdamW final : public Optimizer {
   explicit AdamW(const AdamWOptions& options) : options_(options) {}
   const char* name() const override { return "adamw"; }
 
- protected:
   std::vector<std::string> roles() const override { return {"exp_avg", "exp_avg_sq"}; }
 
+ protected:
   void update(const std::vector<TrainedTensor>& tensors, const States& states, double learning_rate,
               int64_t step) override {
     const AdamWOptions& o = options_;

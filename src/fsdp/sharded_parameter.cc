@@ -12,12 +12,6 @@ using at::Tensor;
 // A scalar has one row.
 Tensor as_rows(const Tensor& x) { return x.dim() == 0 ? x.view({1}) : x; }
 
-std::vector<int64_t> with_rows(std::vector<int64_t> shape, int64_t rows) {
-  if (shape.empty()) return {rows};
-  shape[0] = rows;
-  return shape;
-}
-
 void set_storage(const Tensor& x, bool there) {
   c10::StorageImpl* storage = x.storage().unsafeGetStorageImpl();
   const size_t bytes = there ? static_cast<size_t>(x.numel()) * x.element_size() : 0;

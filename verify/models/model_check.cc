@@ -122,9 +122,7 @@ class Judge {
       const double norm = truth.norm().item<double>();
       if (norm > 0) errors.push_back((x.to(at::kDouble) - truth).norm().item<double>() / norm);
     }
-    if (errors.empty()) return 0;
-    std::nth_element(errors.begin(), errors.begin() + errors.size() / 2, errors.end());
-    return errors[errors.size() / 2];
+    return median(std::move(errors));
   }
 
   void judge_one(const std::string& name, const Tensor& result, CaseResult& verdict) const {
@@ -132,13 +130,8 @@ class Judge {
         (golden_ ? golden_value(*golden_, name) : oracle_.at(name)).to(at::kDouble).contiguous();
     const auto known = magnitudes_.find(name);
     const Tensor magnitude = known == magnitudes_.end() ? expected.abs() : known->second;
-    const auto values = [](const Tensor& x) {
-      return std::span<const double>(x.const_data_ptr<double>(), static_cast<size_t>(x.numel()));
-    };
-    if (result.sizes() != expected.sizes()) {
-      verdict.checks.push_back({"coverage", Status::kFail,
-                                fmt::format("{} has shape {}; expected {}", name,
-                                            c10::str(result.sizes()), c10::str(expected.sizes()))});
+    if (auto wrong = wrong_shape(name, result, expected)) {
+      verdict.checks.push_back(std::move(*wrong));
       return;
     }
     Judged judged;
@@ -148,8 +141,8 @@ class Judge {
     judged.dtype = c_.dtype;
     judged.result = result;
     judged.reference = plain_.at(name);
-    judged.oracle = values(expected);
-    judged.magnitude = values(magnitude);
+    judged.oracle = elements(expected);
+    judged.magnitude = elements(magnitude);
     if (golden_) judged.fixed_limit = golden_limit(c_, *golden_, name);
     Judgement judgement = judge(judged);
     if (judgement.result.status == Status::kFail) {

@@ -222,6 +222,17 @@ ModelData golden_model_data(const ModelCase& c, const ModelGolden& golden) {
   return data;
 }
 
+Tensor weighted_sum(const std::vector<ModelPass>& passes,
+                    const std::function<Tensor(const ModelPass&)>& forward) {
+  Tensor sum;
+  for (const ModelPass& pass : passes) {
+    const Tensor out = forward(pass);
+    const Tensor term = pass.weight == 1 ? out : out * pass.weight;
+    sum = sum.defined() ? sum + term : term;
+  }
+  return sum;
+}
+
 std::vector<ModelPass> replica_passes(const ModelCase& c, const ModelData& data, int dp) {
   std::map<c10::TensorImpl*, Tensor> cut;
   std::vector<ModelPass> passes = data.passes;

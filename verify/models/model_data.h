@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,6 +32,10 @@ struct ModelData {
 // exact.
 ModelData draw_model_data(const ModelCase& c);
 ModelData golden_model_data(const ModelCase& c, const ModelGolden& golden);
+
+// The sum over passes of weight * forward(pass).
+at::Tensor weighted_sum(const std::vector<ModelPass>& passes,
+                        const std::function<at::Tensor(const ModelPass&)>& forward);
 
 // The samples of one data-parallel replica.
 std::vector<ModelPass> replica_passes(const ModelCase& c, const ModelData& data, int dp);

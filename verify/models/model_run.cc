@@ -84,8 +84,7 @@ ModelTensors differentiate(const models::Transformer& model, const models::Param
   SinusoidMagnitudes sinusoids;
   const std::vector<ModelPass> passes =
       make_leaves(given, cotangent.scalar_type(), parallel.mesh().device());
-  Tensor output;
-  for (const ModelPass& pass : passes) {
+  const Tensor output = weighted_sum(passes, [&](const ModelPass& pass) {
     options.probe = [&](const std::string& name, const Tensor& value) {
       if (!name.ends_with(kSinusoid)) {
         results[pass.prefix + name] = value.detach().cpu();
@@ -93,10 +92,8 @@ ModelTensors differentiate(const models::Transformer& model, const models::Param
         sinusoids.watch(name.substr(0, name.size() - kSinusoid.size()), value);
       }
     };
-    const Tensor out = model.forward(parameters, pass.inputs, parallel, options);
-    const Tensor term = pass.weight == 1 ? out : out * pass.weight;
-    output = output.defined() ? output + term : term;
-  }
+    return model.forward(parameters, pass.inputs, parallel, options);
+  });
   results["output"] = output.detach().cpu();
   torch::autograd::backward({(output * cotangent).sum()}, {}, magnitudes != nullptr);
   for (const auto& [name, x] : parameters.trained()) results[name + ":grad"] = gradient_of(x);

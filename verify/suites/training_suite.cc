@@ -100,6 +100,7 @@ TrainingCase make_case(const Combination& row, const TrainingMesh& mesh, bool qu
   c.keep = row[kResharding] == 1;
   c.no_prefetch = row[kResharding] == 2;
   c.stop = row[kStop] == 1;
+  // No factor of its own: it changes no number.
   c.offload = row[kStop] == 0 && row[kClip] == 1;
   split_tokens(c.model, row[kTokens]);
   if (c.model.heads % mesh.mesh.ulysses != 0)

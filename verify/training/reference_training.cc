@@ -83,13 +83,11 @@ class ReferenceTraining {
     models::ForwardOptions options;
     options.policy = casts_;
     options.units = &units;
-    Tensor output;
-    for (const ModelPass& pass :
-         micro_batch_passes(c_, data_, batch, dp, policy_.param_dtype, device_)) {
-      const Tensor out = data_.model->forward(parameters, pass.inputs, parallel_, options);
-      const Tensor term = pass.weight == 1 ? out : out * pass.weight;
-      output = output.defined() ? output + term : term;
-    }
+    const Tensor output =
+        weighted_sum(micro_batch_passes(c_, data_, batch, dp, policy_.param_dtype, device_),
+                     [&](const ModelPass& pass) {
+                       return data_.model->forward(parameters, pass.inputs, parallel_, options);
+                     });
     const Tensor loss = loss_of(output, batch, dp, step);
     loss_ += loss.item<double>();
     if (loss.requires_grad()) torch::autograd::backward({loss}, {});

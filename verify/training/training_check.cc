@@ -75,31 +75,24 @@ class Judge {
         errors.push_back(relative(x, oracle_.at(name)));
       }
     }
-    if (errors.empty()) return 0;
-    std::nth_element(errors.begin(), errors.begin() + errors.size() / 2, errors.end());
-    return errors[errors.size() / 2];
+    return median(std::move(errors));
   }
 
   void judge_one(const std::string& name, const Tensor& result, CaseResult& verdict) const {
     const Tensor expected = oracle_.at(name).to(at::kDouble).contiguous();
-    if (result.sizes() != expected.sizes()) {
-      verdict.checks.push_back({"coverage", Status::kFail,
-                                fmt::format("{} has shape {}; expected {}", name,
-                                            c10::str(result.sizes()), c10::str(expected.sizes()))});
+    if (auto wrong = wrong_shape(name, result, expected)) {
+      verdict.checks.push_back(std::move(*wrong));
       return;
     }
     const Tensor magnitude = expected.abs();
-    const auto values = [](const Tensor& x) {
-      return std::span<const double>(x.const_data_ptr<double>(), static_cast<size_t>(x.numel()));
-    };
     Judged judged;
     judged.name = name;
     judged.role = TensorRole::kModelGrad;
     judged.dtype = c_.model.dtype;
     judged.result = result;
     judged.reference = plain_.at(name);
-    judged.oracle = values(expected);
-    judged.magnitude = values(magnitude);
+    judged.oracle = elements(expected);
+    judged.magnitude = elements(magnitude);
     judged.typical_error = typical_error_;
     if (c_.model.dtype == at::kDouble) judged.fixed_limit = kExactLimit;
     verdict.tensors.push_back(judge(judged).result);

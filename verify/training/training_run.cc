@@ -30,8 +30,8 @@ class RankTraining {
         rank_(rank.rank()),
         mesh_(rank, c.model.mesh),
         fsdp_(rank, c.shards),
-        parallel_(mesh_, parallel_options()),
-        sharded_(models::block_names(*data.model), data.parameters, fsdp_, policy()),
+        parallel_(mesh_, c.model.parallel),
+        sharded_(models::block_names(*data.model), data.parameters, fsdp_, c.policy()),
         optimizer_(make_optimizer(c)),
         average_(K::kEmaDecay) {
     const at::NoGradGuard no_grad;
@@ -44,17 +44,6 @@ class RankTraining {
   }
 
  private:
-  models::ParallelOptions parallel_options() const {
-    models::ParallelOptions options = c_.model.parallel;
-    if (subject_.edit_parallel) subject_.edit_parallel(options, rank_);
-    return options;
-  }
-  fsdp::Policy policy() const {
-    fsdp::Policy policy = c_.policy();
-    if (subject_.edit_policy) subject_.edit_policy(policy, rank_);
-    return policy;
-  }
-
   Tensor own_samples(const Tensor& x) const {
     return x.narrow(0, mesh_.at().dp * c_.model.batch, c_.model.batch).to(mesh_.device());
   }
@@ -65,16 +54,15 @@ class RankTraining {
     options.policy = c_.model.policy();
     options.recompute = c_.model.recompute;
     options.units = &units;
-    Tensor output;
-    for (ModelPass& pass :
-         micro_batch_passes(c_, data_, batch, mesh_.at().dp, c_.model.dtype, mesh_.device())) {
-      if (c_.model.text_aligned) pass.inputs = models::pad_text(pass.inputs, c_.model.mesh.sp());
-      const Tensor out =
-          data_.model->forward(sharded_.parameters(), pass.inputs, parallel_, options);
-      const Tensor term = pass.weight == 1 ? out : out * pass.weight;
-      output = output.defined() ? output + term : term;
-    }
-    return output;
+    const int sp = c_.model.mesh.sp();
+    return weighted_sum(
+        micro_batch_passes(c_, data_, batch, mesh_.at().dp, c_.model.dtype, mesh_.device()),
+        [&](const ModelPass& pass) {
+          return data_.model->forward(
+              sharded_.parameters(),
+              c_.model.text_aligned ? models::pad_text(pass.inputs, sp) : pass.inputs, parallel_,
+              options);
+        });
   }
 
   // Valid elements of the step, on all replicas.

@@ -14,8 +14,6 @@ namespace shardproof::verify {
 struct TrainingSubject {
   sim::FaultPlan faults;
   std::function<void(fsdp::StepOptions&, int rank)> edit_step;
-  std::function<void(fsdp::Policy&, int rank)> edit_policy;
-  std::function<void(models::ParallelOptions&, int rank)> edit_parallel;
   // Replaces the global number of valid elements that a rank computes with.
   std::function<double(double global, double own)> edit_count;
   // Changes a rank's gradients after their reduction, before norm and clipping.
