@@ -32,6 +32,8 @@ constexpr const char* kScaled =
     "training/wan/ulysses/dp1.ring1.ulysses2.fsdp2/fp64/b1.t6.g2x3x4.l1.h4.d12.A.s1#3";
 constexpr const char* kClipped =
     "training/wan/ulysses/dp1.ring1.ulysses2.fsdp2/fp64/b1.t6.g2x3x4.l1.h4.d12.s1.clip#3";
+constexpr const char* kDeferred =
+    "training/sd3/ulysses/dp1.ring1.ulysses2.fsdp2/fp64/b1.t6.g1x3x4.l1.h4.d16.s1.acc2.defer#3";
 constexpr const char* kLow =
     "training/qwenimage/ulysses/dp2.ring1.ulysses2.fsdp4/fp32/b1.t8.g1x4x6.l2.h4.d16.s1#3";
 
@@ -50,6 +52,7 @@ std::vector<Planted> planted_faults() {
       {"clipping is left out", kClipped, ":exp_avg", {}},
       {"the learning rate differs between ranks", kPlain, ":update", {}},
       {"gradients are clipped shard by shard", kPlain, ":grad", {}},
+      {"gradients that should wait are exchanged in every micro-batch", kDeferred, "", {}},
   };
   all[0].subject.faults = {fault(FaultKind::kScale, "*grads.reduce*", 4)};
   all[1].subject.faults = {fault(FaultKind::kScale, "*grads.reduce*", 0.5)};
@@ -77,6 +80,7 @@ std::vector<Planted> planted_faults() {
   all[11].subject.edit_gradients = [](const std::vector<fsdp::TrainedTensor>& tensors, int) {
     for (const auto& t : tensors) fsdp::clip_gradients({t}, t.grad.norm().item<double>() + 1, 0.1);
   };
+  all[12].subject.edit_step = [](fsdp::StepOptions& o, int) { o.deferred_sync = false; };
   return all;
 }
 
