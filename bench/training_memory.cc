@@ -92,7 +92,7 @@ std::string run_rank(const Options& o, comm::BackendFactory& rank,
   const comm::Mesh mesh(rank, {1, 1, rank.world_size()});
   const comm::FsdpMesh fsdp_mesh(rank, rank.world_size());
   models::ParallelOptions split;
-  const models::ParallelContext parallel(mesh, split);
+  const models::MeshContext parallel(mesh, split);
   auto whole = std::make_unique<models::ParameterSet>(make_parameters(*model, rank.device()));
   fsdp::FullySharded sharded(models::block_names(*model), *whole, fsdp_mesh, fsdp::Policy::mixed());
   whole.reset();

@@ -1,8 +1,6 @@
 #include "sim/world.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <c10/core/AutogradState.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
@@ -13,36 +11,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "sim/rank_thread.h"
 #include "sim/sim_backend.h"
 
 namespace shardproof::sim {
-
-namespace {
-
-// What a thread needs to be a rank, and back: one intra-op thread, and backward passes on itself.
-class RankThread {
- public:
-  RankThread()
-      // A thread's first parallel operation would set the process's number of threads again, over
-      // what is set before it; asking for the number counts as one.
-      : threads_(at::get_num_threads()),
-        multithreading_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
-    at::set_num_threads(1);
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-  }
-  ~RankThread() {
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(multithreading_);
-    at::set_num_threads(threads_);
-  }
-  RankThread(const RankThread&) = delete;
-  RankThread& operator=(const RankThread&) = delete;
-
- private:
-  int threads_;
-  bool multithreading_;
-};
-
-}  // namespace
 
 class World::Impl {
  public:

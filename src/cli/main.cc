@@ -93,6 +93,8 @@ void add_verify(CLI::App& app, cli::VerifyOptions& o) {
   verify->add_option("--random", o.random_cases,
                      "Run this many random cases of each named suite instead (default: attention)");
   verify->add_flag("--quick", o.quick, "A part of the suite that still holds every mode and dtype");
+  verify->add_flag("--matched", o.matched,
+                   "training: against a run without ranks in the same arithmetic, bit by bit");
   verify->add_flag("--quiet", o.quiet, "Print the last line only");
   verify->add_option("--json", o.json, "Write the verdict as JSON");
   verify->add_option("--junit", o.junit, "Write the verdict as JUnit XML");

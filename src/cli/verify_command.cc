@@ -70,6 +70,13 @@ void check_words(const VerifyOptions& o) {
   if (!(o.timeout >= 1 && o.timeout <= 86400)) {
     bad_input("--timeout {}: expected 1 to 86400 seconds", o.timeout);
   }
+  const bool training_only = o.suites == std::vector<std::string>{"training"} ||
+                             (o.suites.empty() && o.case_id.starts_with("training/"));
+  if (o.matched && (!training_only || o.random_cases > 0 || o.transport != "sim")) {
+    bad_input(
+        "--matched is for the suite training on the simulator, which sums in the order of ranks: "
+        "verify training --matched");
+  }
   if (o.random_cases < 0) bad_input("--random {}: expected a positive number", o.random_cases);
   for (const auto* sizes : {&o.sp, &o.ring, &o.dp}) {
     for (int n : *sizes) {
@@ -129,6 +136,10 @@ Goldens load_goldens(const VerifyOptions& o, bool wanted) {
   return goldens;
 }
 
+verify::TrainingReference reference_of(const VerifyOptions& o) {
+  return o.matched ? verify::TrainingReference::kMatched : verify::TrainingReference::kBudget;
+}
+
 // The case that is called `id` among those that a golden offers on the id's mesh.
 template <class C>
 C golden_case(const std::string& id, const std::vector<C>& offered) {
@@ -143,7 +154,7 @@ std::vector<verify::CasePtr> one_case(const VerifyOptions& o, const Goldens& gol
     return {verify::collectives_check(verify::CollectivesCase::parse(o.case_id))};
   }
   if (o.case_id.starts_with("training/")) {
-    return verify::training_checks({verify::TrainingCase::parse(o.case_id)});
+    return verify::training_checks({verify::TrainingCase::parse(o.case_id)}, {}, reference_of(o));
   }
   if (o.case_id.starts_with("models/")) {
     return verify::model_checks({verify::ModelCase::parse(o.case_id)});
@@ -213,7 +224,8 @@ std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens&
     add(verify::model_checks(verify::model_suite(filter, o.seed, o.quick)));
   }
   if (wants(o, "training")) {
-    add(verify::training_checks(verify::training_suite(filter, o.seed, o.quick)));
+    add(verify::training_checks(verify::training_suite(filter, o.seed, o.quick), {},
+                                reference_of(o)));
   }
   if (wants(o, "goldens")) {
     for (const auto& [name, golden] : goldens.attention) {
@@ -305,7 +317,7 @@ int report(const VerifyOptions& o, const verify::Verdict& verdict) {
   return exit_code(verdict);
 }
 
-// Results of two transports are compared bit by bit. Operations that have no deterministic kernel
+// Results are compared bit by bit. Operations that have no deterministic kernel
 // run all the same: what they compute then differs, and is reported.
 void use_deterministic_kernels() {
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
@@ -325,10 +337,10 @@ verify::Verdict judge_cases(const VerifyOptions& o, comm::ProcessWorld* world) {
     real = std::make_unique<verify::ProcessWorlds>(*world);
     run.worlds = real.get();
   }
+  if (compares_transports(o) || o.matched) use_deterministic_kernels();
   if (compares_transports(o)) {
     sim::WorldOptions options;
     options.device = run.device;
-    use_deterministic_kernels();
     simulated = std::make_unique<verify::WorldPool>(options);
     compared = std::make_unique<verify::ComparedWorlds>(*real, *simulated);
     run.worlds = compared.get();

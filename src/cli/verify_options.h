@@ -22,6 +22,7 @@ struct VerifyOptions {
   uint64_t schedule_seed = 0;
   int64_t random_cases = 0;
   bool quick = false;
+  bool matched = false;
   bool quiet = false;
   std::string json, junit, html;
   std::string command;     // as typed, for the verdict

@@ -128,6 +128,26 @@ void FullySharded::free(Unit& unit) {
   unit.whole = false;
 }
 
+std::vector<Tensor> FullySharded::renew_leaves(Unit& unit) {
+  std::vector<Tensor> leaves;
+  for (ShardedParameter& parameter : unit.parameters) {
+    if (!parameter.trained()) continue;
+    leaves.push_back(parameter.renew_whole());
+    parameters_.set(parameter.name(), leaves.back());
+  }
+  return leaves;
+}
+
+// What a recomputation reads and whose gradients are taken are the run's own.
+void FullySharded::restore_leaves(const Run& run) {
+  auto leaf = run.leaves.begin();
+  for (ShardedParameter& parameter : run.unit->parameters) {
+    if (!parameter.trained()) continue;
+    parameter.set_whole(*leaf);
+    parameters_.set(parameter.name(), *leaf++);
+  }
+}
+
 void FullySharded::gather_root() {
   start_gather(units_.back(), "");
   finish_gather(units_.back());
@@ -145,6 +165,7 @@ std::vector<Tensor> FullySharded::run(const std::string& name, const models::Blo
   finish_gather(unit);
   Unit& next = *(&unit + 1);  // the root is behind the last block
   if (policy_.prefetch && &next != &units_.back()) start_gather(next, "");
+  Run this_run{&unit, renew_leaves(unit)};
   std::vector<Tensor> outputs = block(inputs);
   const bool graph =
       at::GradMode::is_enabled() && std::any_of(outputs.begin(), outputs.end(),
@@ -154,7 +175,7 @@ std::vector<Tensor> FullySharded::run(const std::string& name, const models::Blo
   auto hook = c10::make_intrusive<BeforeBackward::Hook>();
   hook->sharded = this;
   hook->entry = tape_.size();
-  tape_.push_back(&unit);
+  tape_.push_back(std::move(this_run));
   return BeforeBackward::apply(std::move(hook), at::TensorList(outputs));
 }
 
@@ -163,12 +184,14 @@ std::vector<Tensor> FullySharded::run(const std::string& name, const models::Blo
 void FullySharded::start_backward(size_t entry) {
   while (tape_.size() > entry) {
     finish_current();
-    Unit& unit = *tape_.back();
+    const Run run = std::move(tape_.back());
     tape_.pop_back();
+    Unit& unit = *run.unit;
+    restore_leaves(run);
     start_gather(unit, comm::kAdjointMark);
     finish_gather(unit);
     current_ = &unit;
-    if (policy_.prefetch && !tape_.empty()) start_gather(*tape_.back(), comm::kAdjointMark);
+    if (policy_.prefetch && !tape_.empty()) start_gather(*tape_.back().unit, comm::kAdjointMark);
   }
 }
 
@@ -177,7 +200,7 @@ void FullySharded::finish_current() {
   Unit& unit = *std::exchange(current_, nullptr);
   start_reduction(unit);
   // Not if it was called twice in the forward and comes once more.
-  if (tape_.empty() || tape_.back() != &unit) free(unit);
+  if (tape_.empty() || tape_.back().unit != &unit) free(unit);
 }
 
 void FullySharded::start_reduction(Unit& unit) {

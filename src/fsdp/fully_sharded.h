@@ -72,6 +72,11 @@ class FullySharded final : public models::BlockUnits {
     std::optional<comm::Pending> gathering;
     bool whole = false;  // or being gathered
   };
+  // A run of a block, with the leaves that its graph holds.
+  struct Run {
+    Unit* unit;
+    std::vector<at::Tensor> leaves;
+  };
   // Gradients on their way.
   struct Reduction {
     Unit* unit;
@@ -82,6 +87,8 @@ class FullySharded final : public models::BlockUnits {
   void start_gather(Unit& unit, const char* mark);
   void finish_gather(Unit& unit);
   void free(Unit& unit);
+  std::vector<at::Tensor> renew_leaves(Unit& unit);
+  void restore_leaves(const Run& run);
   void start_backward(size_t entry);
   void finish_current();
   void start_reduction(Unit& unit);
@@ -92,8 +99,8 @@ class FullySharded final : public models::BlockUnits {
   Policy policy_;
   models::ParameterSet parameters_;
   std::vector<Unit> units_;  // blocks, then the root
-  // Blocks that have run since the last backward and await theirs, in order.
-  std::vector<Unit*> tape_;
+  // What has run since the last backward and awaits its own, in order.
+  std::vector<Run> tape_;
   Unit* current_ = nullptr;  // whose backward runs
   std::optional<Reduction> reduction_;
   bool synchronize_ = true;

@@ -44,8 +44,14 @@ ShardedParameter::ShardedParameter(const models::ParameterSpec& spec, const Tens
   rows_.copy_(as_rows(whole).narrow(0, own.begin, own.size()));
   storage_ = at::empty(with_rows(shape_, layout_.shards * layout_.chunk()),
                        at::TensorOptions(device).dtype(param_dtype_));
-  whole_ = storage_.narrow(0, 0, layout_.rows).view(shape_).detach().requires_grad_(trained_);
+  renew_whole();
   set_storage(storage_, false);
+}
+
+const Tensor& ShardedParameter::renew_whole() {
+  const at::NoGradGuard no_grad;
+  whole_ = storage_.narrow(0, 0, layout_.rows).view(shape_).detach().requires_grad_(trained_);
+  return whole_;
 }
 
 TrainedTensor ShardedParameter::trained_tensor() const {

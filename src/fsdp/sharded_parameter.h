@@ -9,9 +9,12 @@
 
 namespace shardproof::fsdp {
 
-// The whole is a leaf of autograd that stays the same tensor: its storage comes and goes, so that
-// graphs may hold it while no memory does. Whoever computes with it, forward or backward, must have
-// gathered it. Shards and what travels have layout.chunk() rows, pads (zeros) at the end.
+// The whole is a leaf of autograd whose storage comes and goes, so that graphs may hold it while no
+// memory does. Whoever computes with it, forward or backward, must have gathered it. Each run of a
+// block has a leaf of its own over the same storage: autograd accumulates into a leaf when all its
+// uses have their gradients, so that with one leaf the whole gradients of all blocks would wait for
+// the first run's backward. Shards and what travels have layout.chunk() rows, pads (zeros) at the
+// end.
 class ShardedParameter {
  public:
   // Copies this rank's rows out of `whole` (any device and dtype; pages of a mapped file that other
@@ -25,8 +28,11 @@ class ShardedParameter {
   const ShardLayout& layout() const { return layout_; }
   int index() const { return index_; }
   const std::vector<int64_t>& shape() const { return shape_; }  // of the whole
-  // What the model reads, [shape()].
+  // What the model reads, [shape()], and whose gradient is taken.
   const at::Tensor& whole() const { return whole_; }
+  // A new leaf becomes the whole; one that was before does again.
+  const at::Tensor& renew_whole();
+  void set_whole(at::Tensor leaf) { whole_ = std::move(leaf); }
   // This rank's rows, and their gradient since the last zero_grad() (zeros if there was none).
   TrainedTensor trained_tensor() const;
   at::Tensor rows() const { return rows_; }

@@ -241,7 +241,7 @@ class Flux final : public Transformer {
   }
 
   std::vector<Tensor> double_block(const Scope& block, Tensor e, Tensor h, const Shared& shared,
-                                   const attention::SequenceParallelAttention& attend) const {
+                                   const JointAttention& attend) const {
     const auto im = block.linear("norm1.linear", shared.temb).unsqueeze(1).chunk(6, -1);
     const auto tm = block.linear("norm1_context.linear", shared.temb).unsqueeze(1).chunk(6, -1);
     const Scope attn = block.at("attn");
@@ -250,7 +250,8 @@ class Flux final : public Transformer {
         attend({project(attn, modulate(layer_norm(e), tm[0], tm[1]), shared.text_rope, "add_q_proj",
                         "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k"),
                 project(attn, modulate(layer_norm(h), im[0], im[1]), shared.image_rope, "to_q",
-                        "to_k", "to_v", "norm_q", "norm_k")});
+                        "to_k", "to_v", "norm_q", "norm_k")},
+               {});
     e = e + tm[2] * attn.linear("to_add_out", merge_heads(result.streams[0]));
     h = h + im[2] * attn.linear("to_out.0", merge_heads(result.streams[1]));
     h = h + im[5] * block.feed_forward("ff", modulate(layer_norm(h), im[3], im[4]));
@@ -260,8 +261,7 @@ class Flux final : public Transformer {
 
   // Text and image tokens side by side; this rank's rows of both.
   std::vector<Tensor> single_block(const Scope& block, const Tensor& e, const Tensor& h,
-                                   const Shared& shared,
-                                   const attention::SequenceParallelAttention& attend) const {
+                                   const Shared& shared, const JointAttention& attend) const {
     const int64_t text = e.size(1), rest = h.size(1);
     const Tensor x = at::cat({e, h}, 1);
     const auto mod = block.linear("norm.linear", shared.temb).unsqueeze(1).chunk(3, -1);
@@ -274,7 +274,7 @@ class Flux final : public Transformer {
                                   joint.v.narrow(1, from, count)};
     };
     const comm::CollectiveScope scope("attn");
-    const auto result = attend({rows(0, text), rows(text, rest)});
+    const auto result = attend({rows(0, text), rows(text, rest)}, {});
     const Tensor attended = merge_heads(at::cat({result.streams[0], result.streams[1]}, 1));
     const Tensor mlp = gelu_tanh(block.linear("proj_mlp", n));
     const Tensor y = x + mod[2] * block.linear("proj_out", at::cat({attended, mlp}, 2));

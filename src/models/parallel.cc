@@ -44,12 +44,31 @@ plan::AttentionPlan plan_attention(const comm::MeshShape& mesh, const ParallelOp
   return plan::make_attention_plan(options);
 }
 
-attention::SequenceParallelAttention ParallelContext::attention(plan::AttentionPlan plan,
-                                                                at::ScalarType dtype,
-                                                                bool masked) const {
+Tensor MeshContext::own_rows(const Tensor& x, const plan::StreamPlan& stream, int64_t dim) const {
+  if (stream.placement == StreamPlacement::kReplicated) return x;
+  const auto rank = static_cast<size_t>(mesh_.sp_rank());
+  Tensor rows = x.narrow(dim, stream.shards[rank].begin, stream.shards[rank].size());
+  const int64_t pads = stream.local_rows[rank] - stream.shards[rank].size();
+  if (pads == 0) return rows;
+  auto shape = x.sizes().vec();
+  shape[static_cast<size_t>(dim)] = pads;
+  return at::cat({rows, at::zeros(shape, x.options())}, dim);
+}
+
+JointAttention MeshContext::attention(plan::AttentionPlan plan, at::ScalarType dtype,
+                                      bool masked) const {
   return attention::SequenceParallelAttention(
       std::move(plan), mesh_,
-      attention::make_local_attention(options_.backend, mesh_.device(), dtype, masked));
+      attention::make_local_attention(options().backend, device(), dtype, masked));
+}
+
+Tensor MeshContext::gather(const Tensor& x, const plan::StreamPlan& stream,
+                           const std::string& site) const {
+  if (stream.placement == StreamPlacement::kReplicated) return x;
+  std::vector<int64_t> rows;
+  for (const plan::Interval& shard : stream.shards) rows.push_back(shard.size());
+  const Tensor own = x.narrow(1, 0, rows[static_cast<size_t>(mesh_.sp_rank())]);
+  return comm::gather_rows(own, mesh_.sp(), rows, adjoint_of(options().convention), site);
 }
 
 const TensorRule& Sharding::use(const std::string& tensor, TensorUse use) {
@@ -76,14 +95,7 @@ Tensor Sharding::split(const std::string& tensor, const Tensor& x) {
         "shape {}",
         tensor, rule.dims, plan.tokens, plan.name, rule.dim, c10::str(x.sizes()));
   }
-  if (plan.placement == StreamPlacement::kReplicated) return x;
-  const auto rank = static_cast<size_t>(parallel_.mesh().sp_rank());
-  Tensor rows = x.narrow(rule.dim, plan.shards[rank].begin, plan.shards[rank].size());
-  const int64_t pads = plan.local_rows[rank] - plan.shards[rank].size();
-  if (pads == 0) return rows;
-  auto shape = x.sizes().vec();
-  shape[static_cast<size_t>(rule.dim)] = pads;
-  return at::cat({rows, at::zeros(shape, x.options())}, rule.dim);
+  return parallel_.own_rows(x, plan, rule.dim);
 }
 
 RopeTable Sharding::split(const std::string& tensor, const RopeTable& table) {
@@ -91,14 +103,7 @@ RopeTable Sharding::split(const std::string& tensor, const RopeTable& table) {
 }
 
 Tensor Sharding::gather(const std::string& tensor, const Tensor& x) {
-  const plan::StreamPlan& plan = stream(use(tensor, TensorUse::kGather));
-  if (plan.placement == StreamPlacement::kReplicated) return x;
-  std::vector<int64_t> rows;
-  for (const plan::Interval& shard : plan.shards) rows.push_back(shard.size());
-  const comm::Mesh& mesh = parallel_.mesh();
-  const Tensor own = x.narrow(1, 0, rows[static_cast<size_t>(mesh.sp_rank())]);
-  return comm::gather_rows(own, mesh.sp(), rows, adjoint_of(parallel_.options().convention),
-                           tensor + ".gather");
+  return parallel_.gather(x, stream(use(tensor, TensorUse::kGather)), tensor + ".gather");
 }
 
 void Sharding::finish() const {

@@ -4,6 +4,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <set>
 #include <string>
 #include <utility>
@@ -33,25 +34,56 @@ plan::AttentionPlan plan_attention(const comm::MeshShape& mesh, const ParallelOp
                                    const std::vector<std::pair<std::string, int64_t>>& streams,
                                    int64_t heads);
 
+using JointAttention = std::function<attention::SequenceParallelOutput(
+    const std::vector<attention::StreamQkv>& streams, const at::Tensor& key_mask)>;
+
+// What a forward asks of the run that it is part of: the one place where tokens of other ranks
+// reach it.
 class ParallelContext {
  public:
-  // The mesh must outlive the object.
-  ParallelContext(const comm::Mesh& mesh, ParallelOptions options)
-      : mesh_(mesh), options_(std::move(options)) {}
-
-  const comm::Mesh& mesh() const { return mesh_; }
+  explicit ParallelContext(ParallelOptions options) : options_(std::move(options)) {}
+  virtual ~ParallelContext() = default;
   const ParallelOptions& options() const { return options_; }
+  virtual at::Device device() const = 0;
 
+  // Who holds which tokens and heads.
+  virtual plan::AttentionPlan plan(const std::vector<std::pair<std::string, int64_t>>& streams,
+                                   int64_t heads) const = 0;
+  // Of a whole x, this rank's rows of the stream along dimension `dim`, zeros in pads.
+  virtual at::Tensor own_rows(const at::Tensor& x, const plan::StreamPlan& stream,
+                              int64_t dim) const = 0;
+  // See attention::SequenceParallelAttention.
+  virtual JointAttention attention(plan::AttentionPlan plan, at::ScalarType dtype,
+                                   bool masked) const = 0;
+  // The stream's rows of this rank [B, local rows, C] -> whole [B, tokens, C]. Its adjoint is the
+  // convention of the options. `site` is appended to the tag.
+  virtual at::Tensor gather(const at::Tensor& x, const plan::StreamPlan& stream,
+                            const std::string& site) const = 0;
+
+ private:
+  ParallelOptions options_;
+};
+
+// One rank of a mesh.
+class MeshContext final : public ParallelContext {
+ public:
+  // The mesh must outlive the object.
+  MeshContext(const comm::Mesh& mesh, ParallelOptions options)
+      : ParallelContext(std::move(options)), mesh_(mesh) {}
+  at::Device device() const override { return mesh_.device(); }
   plan::AttentionPlan plan(const std::vector<std::pair<std::string, int64_t>>& streams,
-                           int64_t heads) const {
-    return plan_attention(mesh_.shape(), options_, streams, heads);
+                           int64_t heads) const override {
+    return plan_attention(mesh_.shape(), options(), streams, heads);
   }
-  attention::SequenceParallelAttention attention(plan::AttentionPlan plan, at::ScalarType dtype,
-                                                 bool masked) const;
+  at::Tensor own_rows(const at::Tensor& x, const plan::StreamPlan& stream,
+                      int64_t dim) const override;
+  JointAttention attention(plan::AttentionPlan plan, at::ScalarType dtype,
+                           bool masked) const override;
+  at::Tensor gather(const at::Tensor& x, const plan::StreamPlan& stream,
+                    const std::string& site) const override;
 
  private:
   const comm::Mesh& mesh_;
-  ParallelOptions options_;
 };
 
 // Carries out a model's plan in one forward, and notices what was left out: a tensor that should

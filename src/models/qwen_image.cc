@@ -257,8 +257,7 @@ class QwenImage final : public Transformer {
   }
 
   std::vector<Tensor> run_block(const Scope& block, Tensor e, Tensor h, const Tensor& temb,
-                                const Shared& shared,
-                                const attention::SequenceParallelAttention& attend) const {
+                                const Shared& shared, const JointAttention& attend) const {
     const auto im = image_modulation(block, temb, shared);
     const Tensor text_temb = config_.zero_cond_t ? temb.narrow(0, 0, temb.size(0) / 2) : temb;
     const auto tm = block.linear("txt_mod.1", at::silu(text_temb)).unsqueeze(1).chunk(6, -1);

@@ -160,7 +160,7 @@ class SD3 final : public Transformer {
 
  private:
   struct Attention {
-    attention::SequenceParallelAttention joint, image_only;
+    JointAttention joint, image_only;
   };
 
   int64_t image_tokens(const TransformerInputs& in) const {
@@ -248,7 +248,8 @@ class SD3 final : public Transformer {
                   .joint({project(attn, modulate(normed, im[0], im[1]), "to_q", "to_k", "to_v",
                                   "norm_q", "norm_k"),
                           project(attn, text, "add_q_proj", "add_k_proj", "add_v_proj",
-                                  "norm_added_q", "norm_added_k")})
+                                  "norm_added_q", "norm_added_k")},
+                         {})
                   .streams;
     }
     h = h + im[2] * attn.linear("to_out.0", merge_heads(joint[0]));
@@ -256,7 +257,8 @@ class SD3 final : public Transformer {
       const Scope attn2 = block.at("attn2");
       const comm::CollectiveScope scope("attn2");
       const auto result = attend.image_only({project(attn2, modulate(normed, im[6], im[7]), "to_q",
-                                                     "to_k", "to_v", "norm_q", "norm_k")});
+                                                     "to_k", "to_v", "norm_q", "norm_k")},
+                                            {});
       h = h + im[8] * attn2.linear("to_out.0", merge_heads(result.streams[0]));
     }
     h = h + im[5] * block.feed_forward("ff", modulate(layer_norm(h), im[3], im[4]));

@@ -135,8 +135,8 @@ class Wan final : public Transformer {
     const Tensor positions = grid_positions(f, h_, w).to(in.hidden_states.device());
     const auto shared = std::make_shared<const Shared>(
         Shared{sharding.split("rope", rope_table(positions, config_.axes(), dtype, options.policy)),
-               attention::make_local_attention(parallel.options().backend, parallel.mesh().device(),
-                                               dtype, false)});
+               attention::make_local_attention(parallel.options().backend, parallel.device(), dtype,
+                                               false)});
     const Scope condition = root.at("condition_embedder");
     const Tensor sinusoid =
         timestep_sinusoid(in.timestep, config_.freq_dim, 1, dtype, options.policy);
@@ -206,7 +206,7 @@ class Wan final : public Transformer {
   }
 
   Tensor run_block(const Scope& block, const Tensor& e, Tensor h, const Tensor& modulation,
-                   const Shared& shared, const attention::SequenceParallelAttention& attend) const {
+                   const Shared& shared, const JointAttention& attend) const {
     const at::ScalarType dtype = h.scalar_type();
     const DtypePolicy policy = block.policy();
     const at::ScalarType wide = policy == DtypePolicy::kFaithful ? at::kFloat : dtype;
@@ -221,7 +221,8 @@ class Wan final : public Transformer {
       const auto result =
           attend({{apply_rope(head(attn1, "to_q", "norm_q", n1), shared.rope, policy),
                    apply_rope(head(attn1, "to_k", "norm_k", n1), shared.rope, policy),
-                   head(attn1, "to_v", nullptr, n1)}});
+                   head(attn1, "to_v", nullptr, n1)}},
+                 {});
       h = add(h, attn1.linear("to_out.0", merge_heads(result.streams[0])), mod[2]);
     }
     const Tensor n2 =

@@ -33,7 +33,7 @@ at::Tensor run_tiny(const models::ParameterSet& parameters) {
   models::SingleRank rank(at::kCPU);
   const comm::Mesh mesh(rank, {});
   return models::make_transformer(tiny_config())
-      ->forward(parameters, in, models::ParallelContext(mesh, {}), {});
+      ->forward(parameters, in, models::MeshContext(mesh, {}), {});
 }
 
 Tensors to_map(const models::ParameterSet& parameters) {

@@ -30,7 +30,7 @@ void on_ranks(int sp, plan::TokenSplit split,
     ParallelOptions options;
     options.token_split = split;
     options.head_split = plan::HeadSplit::kPadded;
-    const ParallelContext parallel(mesh, options);
+    const MeshContext parallel(mesh, options);
     const plan::AttentionPlan attention = parallel.plan({{"image", 13}}, 4);
     Sharding sharding(kRules, attention, parallel);
     body(sharding, rank.rank());
@@ -69,7 +69,7 @@ std::string problem(
     ErrorKind kind = ErrorKind::kBadInput) {
   SingleRank single(at::kCPU);
   const comm::Mesh mesh(single, {});
-  const ParallelContext parallel(mesh, {});
+  const MeshContext parallel(mesh, {});
   const plan::AttentionPlan attention = parallel.plan({{"image", 13}}, 4);
   return error_text([&] { f(parallel, attention); }, kind);
 }

@@ -55,7 +55,7 @@ std::string input_error(const std::string& config, const TransformerInputs& inpu
   }
   SingleRank single(at::kCPU);
   const comm::Mesh mesh(single, {});
-  const ParallelContext parallel(mesh, {});
+  const MeshContext parallel(mesh, {});
   return error_text([&] { model->forward(parameters, inputs, parallel, {}); });
 }
 

@@ -83,7 +83,7 @@ ModelTensors differentiate(const models::Transformer& model, const models::Param
   ModelTensors results;
   SinusoidMagnitudes sinusoids;
   const std::vector<ModelPass> passes =
-      make_leaves(given, cotangent.scalar_type(), parallel.mesh().device());
+      make_leaves(given, cotangent.scalar_type(), parallel.device());
   const Tensor output = weighted_sum(passes, [&](const ModelPass& pass) {
     options.probe = [&](const std::string& name, const Tensor& value) {
       if (!name.ends_with(kSinusoid)) {
@@ -133,7 +133,7 @@ ModelTensors run_rank(const ModelCase& c, const ModelData& data, const ModelSubj
   const comm::Mesh mesh(rank, c.mesh);
   models::ParallelOptions split = c.parallel;
   if (subject.edit_options) subject.edit_options(split, rank.rank());
-  const models::ParallelContext parallel(mesh, split);
+  const models::MeshContext parallel(mesh, split);
   std::vector<ModelPass> passes = replica_passes(c, data, mesh.at().dp);
   if (c.text_aligned) {
     for (ModelPass& pass : passes) pass.inputs = models::pad_text(pass.inputs, c.mesh.sp());
@@ -293,7 +293,7 @@ ModelTensors run_whole_model(const ModelCase& c, const ModelData& data, at::Scal
   models::ParallelOptions options;
   // The oracle in fp64 is computed by what computes in fp64.
   options.backend = dtype == c.dtype ? c.parallel.backend : "auto";
-  const models::ParallelContext parallel(mesh, options);
+  const models::MeshContext parallel(mesh, options);
   ModelCase plain = c;
   plain.recompute = false;  // the reference keeps its activations
   return differentiate(*data.model, data.parameters.leaves(dtype, device), data.passes,

@@ -158,7 +158,7 @@ class ReferenceTraining {
   at::Device device_;
   models::SingleRank single_;
   comm::Mesh mesh_;
-  models::ParallelContext parallel_;
+  models::MeshContext parallel_;
   fsdp::Policy policy_;
   models::DtypePolicy casts_;
   std::vector<std::string> names_;  // trained, in the model's order

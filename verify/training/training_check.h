@@ -1,5 +1,7 @@
 // Training under FSDP and sequence parallelism against training without: loss, gradients, norm,
 // parameters and the optimizer's state after every step.
+//
+// Against reference_training.h within the error budget, or against matched_training.h bit by bit.
 #pragma once
 #include <vector>
 
@@ -7,9 +9,14 @@
 
 namespace shardproof::verify {
 
-CaseResult check_training(const TrainingCase& c, const TrainingSubject& subject, Worlds& worlds);
+enum class TrainingReference { kBudget, kMatched };
+
+// kMatched: in simulated worlds only, other transports sum in other orders.
+CaseResult check_training(const TrainingCase& c, const TrainingSubject& subject, Worlds& worlds,
+                          TrainingReference reference = TrainingReference::kBudget);
 
 std::vector<CasePtr> training_checks(const std::vector<TrainingCase>& cases,
-                                     const TrainingSubject& subject = {});
+                                     const TrainingSubject& subject = {},
+                                     TrainingReference reference = TrainingReference::kBudget);
 
 }  // namespace shardproof::verify

@@ -14,11 +14,6 @@ namespace {
 using at::Tensor;
 using K = TrainingConstants;
 
-std::unique_ptr<fsdp::Optimizer> make_optimizer(const TrainingCase& c) {
-  if (c.sgd) return fsdp::make_sgd({K::kMomentum, K::kSgdDecay, false});
-  return fsdp::make_adamw({K::kBeta1, K::kBeta2, c.epsilon(), K::kAdamDecay});
-}
-
 // One rank's program.
 class RankTraining {
  public:
@@ -30,9 +25,11 @@ class RankTraining {
         rank_(rank.rank()),
         mesh_(rank, c.model.mesh),
         fsdp_(rank, c.shards),
-        parallel_(mesh_, c.model.parallel),
+        parallel_(subject.make_context
+                      ? subject.make_context(mesh_, c.model.parallel, rank_)
+                      : std::make_unique<models::MeshContext>(mesh_, c.model.parallel)),
         sharded_(models::block_names(*data.model), data.parameters, fsdp_, c.policy()),
-        optimizer_(make_optimizer(c)),
+        optimizer_(make_training_optimizer(c)),
         average_(K::kEmaDecay) {
     const at::NoGradGuard no_grad;
     for (const auto& tensor : sharded_.trained()) first_[tensor.name] = tensor.value.clone();
@@ -60,7 +57,7 @@ class RankTraining {
         [&](const ModelPass& pass) {
           return data_.model->forward(
               sharded_.parameters(),
-              c_.model.text_aligned ? models::pad_text(pass.inputs, sp) : pass.inputs, parallel_,
+              c_.model.text_aligned ? models::pad_text(pass.inputs, sp) : pass.inputs, *parallel_,
               options);
         });
   }
@@ -135,7 +132,7 @@ class RankTraining {
   int rank_;
   comm::Mesh mesh_;
   comm::FsdpMesh fsdp_;
-  models::ParallelContext parallel_;
+  std::unique_ptr<models::ParallelContext> parallel_;
   fsdp::FullySharded sharded_;
   std::unique_ptr<fsdp::Optimizer> optimizer_;
   fsdp::MovingAverage average_;
@@ -223,6 +220,11 @@ class Assembly {
 };
 
 }  // namespace
+
+std::unique_ptr<fsdp::Optimizer> make_training_optimizer(const TrainingCase& c) {
+  if (c.sgd) return fsdp::make_sgd({K::kMomentum, K::kSgdDecay, false});
+  return fsdp::make_adamw({K::kBeta1, K::kBeta2, c.epsilon(), K::kAdamDecay});
+}
 
 TrainingRun run_parallel_training(const TrainingCase& c, const TrainingData& data,
                                   const TrainingSubject& subject, RankWorld& world) {

@@ -2,6 +2,7 @@
 // tensors.
 #pragma once
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "fsdp/training_step.h"
@@ -13,6 +14,10 @@ namespace shardproof::verify {
 // What a mutant changes; all empty in the product.
 struct TrainingSubject {
   sim::FaultPlan faults;
+  // In place of models::MeshContext.
+  std::function<std::unique_ptr<models::ParallelContext>(const comm::Mesh&, models::ParallelOptions,
+                                                         int rank)>
+      make_context;
   std::function<void(fsdp::StepOptions&, int rank)> edit_step;
   // Replaces the global number of valid elements that a rank computes with.
   std::function<double(double global, double own)> edit_count;
@@ -22,6 +27,9 @@ struct TrainingSubject {
 
 // Gradients are clipped to this norm in cases with `clip`; those of all cases are larger.
 inline constexpr double kClipNorm = 0.02;
+
+// As the case says, with TrainingConstants.
+std::unique_ptr<fsdp::Optimizer> make_training_optimizer(const TrainingCase& c);
 
 struct TrainingRun {
   bool completed = false;  // false: the checks say why there are no tensors
