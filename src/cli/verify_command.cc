@@ -22,6 +22,7 @@
 #include "verify/suites/attention_suite.h"
 #include "verify/suites/model_suite.h"
 #include "verify/suites/training_suite.h"
+#include "verify/training/classical_tests.h"
 #include "verify/training/training_check.h"
 #include "verify/transport_check.h"
 #include "verify/verdict/html_writer.h"
@@ -153,6 +154,7 @@ std::vector<verify::CasePtr> one_case(const VerifyOptions& o, const Goldens& gol
   if (o.case_id.starts_with("transports/")) {
     return {verify::collectives_check(verify::CollectivesCase::parse(o.case_id))};
   }
+  if (verify::is_classical_test(o.case_id)) return verify::find_classical_tests(o.case_id);
   if (o.case_id.starts_with("training/")) {
     return verify::training_checks({verify::TrainingCase::parse(o.case_id)}, {}, reference_of(o));
   }
@@ -224,6 +226,7 @@ std::vector<verify::CasePtr> choose_cases(const VerifyOptions& o, const Goldens&
     add(verify::model_checks(verify::model_suite(filter, o.seed, o.quick)));
   }
   if (wants(o, "training")) {
+    if (!o.matched) add(verify::classical_tests(filter, o.seed));
     add(verify::training_checks(verify::training_suite(filter, o.seed, o.quick), {},
                                 reference_of(o)));
   }

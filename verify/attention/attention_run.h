@@ -9,6 +9,7 @@
 #include "attention/sequence_parallel.h"
 #include "sim/fault_plan.h"
 #include "verify/attention/attention_data.h"
+#include "verify/peers/peer_tests.h"
 #include "verify/rank_world.h"
 #include "verify/verdict/verdict.h"
 
@@ -26,6 +27,7 @@ struct AttentionSubject {
   std::function<Local(Local, int world_rank)> wrap_local;
   attention::MergeFunction merge = attention::merge_block;
   sim::FaultPlan faults;
+  Observer observe;  // told what is judged; may be empty
 };
 
 // Non-SP attention by the same local backend. The tokens are computed in the order in which the

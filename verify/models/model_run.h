@@ -10,6 +10,7 @@
 
 #include "sim/fault_plan.h"
 #include "verify/models/model_data.h"
+#include "verify/peers/peer_tests.h"
 #include "verify/rank_world.h"
 #include "verify/verdict/verdict.h"
 
@@ -21,6 +22,7 @@ struct ModelSubject {
   // Of one rank: how it splits its work, and what it is given.
   std::function<void(models::ParallelOptions&, int world_rank)> edit_options;
   std::function<void(models::TransformerInputs&, int world_rank)> edit_inputs;
+  Observer observe;  // told what is judged; may be empty
 };
 
 // Whole tensors by name: block.<i>.hidden_states, block.<i>.encoder_hidden_states, output,

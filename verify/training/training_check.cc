@@ -89,9 +89,13 @@ class BudgetJudge {
     typical_error_ = median(std::move(errors));
   }
 
-  void judge(const TrainingTensors& tensors, CaseResult& result) const {
-    judge_all(c_, data_, oracle_, tensors, result,
-              [&](const std::string& name, const Tensor& x) { return judge_one(name, x); });
+  void judge(const TrainingTensors& tensors, const Observer& observe, CaseResult& result) const {
+    judge_all(c_, data_, oracle_, tensors, result, [&](const std::string& name, const Tensor& x) {
+      if (observe && name.starts_with("step0/")) {
+        observe(name, x, plain_.at(name), oracle_.at(name));
+      }
+      return judge_one(name, x);
+    });
   }
 
  private:
@@ -162,7 +166,7 @@ CaseResult check_training(const TrainingCase& c, const TrainingSubject& subject,
     if (reference == TrainingReference::kMatched) {
       judge_matched(c, data, run.tensors, worlds.device(), result);
     } else {
-      BudgetJudge(c, data, worlds.device()).judge(run.tensors, result);
+      BudgetJudge(c, data, worlds.device()).judge(run.tensors, subject.observe, result);
     }
   });
 }

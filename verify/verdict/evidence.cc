@@ -25,8 +25,9 @@ std::string also_wrong_text(const CaseResult& result, const TensorResult* first)
   for (const TensorResult& tensor : result.tensors) {
     if (tensor.status != Status::kFail || &tensor == first) continue;
     if (++wrong > kAlsoWrongListed) continue;
-    names.push_back(
-        fmt::format("{} ({} x its limit)", tensor.name, quotient_text(limit_quotient(tensor))));
+    names.push_back(tensor.limit == 0 ? fmt::format("{} ({:.1e})", tensor.name, tensor.error)
+                                      : fmt::format("{} ({} x its limit)", tensor.name,
+                                                    quotient_text(limit_quotient(tensor))));
   }
   if (wrong == 0) return "";
   if (wrong > kAlsoWrongListed) names.push_back("...");

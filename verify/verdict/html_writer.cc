@@ -116,6 +116,15 @@ std::string evidence_list(const CaseResult& result) {
   return out + "</dl>\n";
 }
 
+std::string peer_lines(const CaseResult& result) {
+  std::string out;
+  for (const PeerVerdict& peer : result.peers) {
+    out += definition(peer.test + (peer.accepts ? " (accepts)" : " (refuses)"), peer.evidence);
+  }
+  if (out.empty()) return out;
+  return fmt::format("<h3>Published tests, on the same numbers</h3>\n<dl>\n{}</dl>\n", out);
+}
+
 std::string check_lines(const CaseResult& result) {
   std::string out;
   for (const CheckResult& check : result.checks) {
@@ -130,10 +139,10 @@ std::string case_details(const CaseResult& result) {
   const bool bad = result.status == Status::kFail || result.status == Status::kError;
   return fmt::format(
       "<details{0}><summary><strong class=\"{1}\">{1}</strong> <code>{2}</code> {3}</summary>\n"
-      "{4}{5}{6}</details>\n",
+      "{4}{5}{6}{7}</details>\n",
       bad ? " open" : "", to_string(result.status), escape_text(result.id),
       seconds_text(result.seconds), evidence_list(result), tensor_table(result),
-      check_lines(result));
+      check_lines(result), peer_lines(result));
 }
 
 // The bad cases first: they are why the page is opened.

@@ -58,6 +58,14 @@ Json hypothesis(const Hypothesis& hypothesis) {
   return json;
 }
 
+Json peer(const PeerVerdict& verdict) {
+  Json json = Json::object();
+  json["test"] = verdict.test;
+  json["accepts"] = verdict.accepts;
+  json["evidence"] = verdict.evidence;
+  return json;
+}
+
 template <class T>
 Json list(const std::vector<T>& values, Json (*convert)(const T&)) {
   Json json = Json::array();
@@ -75,6 +83,7 @@ Json case_result(const CaseResult& result) {
   json["checks"] = list(result.checks, check);
   json["first_wrong"] = result.first_wrong;
   json["hypotheses"] = list(result.hypotheses, hypothesis);
+  if (!result.peers.empty()) json["peers"] = list(result.peers, peer);
   json["replay"] = result.replay;
   return json;
 }

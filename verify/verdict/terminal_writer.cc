@@ -148,6 +148,23 @@ std::string failures(const Verdict& verdict, int max_failures, const Paint& pain
   return out;
 }
 
+// Cases that asked published tests: ours and theirs side by side, on the same numbers.
+std::string peers(const Verdict& verdict, const Paint& paint) {
+  std::string out;
+  for (const CaseResult& result : verdict.cases) {
+    if (result.peers.empty()) continue;
+    out += fmt::format("{} {}\n", paint.by_status(result.status, to_string(result.status)),
+                       printable(result.id));
+    for (const PeerVerdict& peer : result.peers) {
+      const std::string text =
+          fmt::format("{}: {}, {}", peer.test, peer.accepts ? "accepts" : "refuses", peer.evidence);
+      out += labelled(&peer == &result.peers.front() ? "published" : "",
+                      wrap_words(printable(text), kWidth - kLabelWidth - 2), paint);
+    }
+  }
+  return out.empty() ? out : out + "\n";
+}
+
 }  // namespace
 
 std::string to_terminal(const Verdict& verdict, const TerminalOptions& options) {
@@ -156,7 +173,7 @@ std::string to_terminal(const Verdict& verdict, const TerminalOptions& options) 
   if (options.quiet) return last;
   const Summary summary = summarize(verdict);
   return table(verdict, summary, paint) + skips(summary) +
-         failures(verdict, options.max_failures, paint) + last;
+         failures(verdict, options.max_failures, paint) + peers(verdict, paint) + last;
 }
 
 }  // namespace shardproof::verify

@@ -52,6 +52,13 @@ struct Hypothesis {
   std::string evidence;
 };
 
+// What a published test would have said of the same numbers. Beside the verdict, not part of it.
+struct PeerVerdict {
+  std::string test;
+  bool accepts = false;
+  std::string evidence;
+};
+
 struct CaseResult {
   std::string id;  // <suite>/<subject>/<mode>/<mesh>/<dtype>/<variant>[#seed]
   Status status = Status::kPass;
@@ -61,6 +68,7 @@ struct CaseResult {
   std::vector<CheckResult> checks;
   std::string first_wrong;  // first failing tensor in program order, else empty
   std::vector<Hypothesis> hypotheses;
+  std::vector<PeerVerdict> peers;  // of cases that ask them
   std::string replay;  // command line that runs this case, or a smaller one that fails alike
 
   // Derives `status` and `first_wrong` from tensors and checks (skip and error stay). An erring
