@@ -58,7 +58,7 @@ struct Gathered {
 // Two steps on a world of ranks, saved in `folder`; what gather_all() gives then.
 Gathered train_and_save(const fs::path& folder, const World& w,
                         const models::ParameterSet& start = toy_parameters()) {
-  sim::World world(w.ranks);
+  sim::World world(w.ranks, tests::on_device());
   Gathered gathered;
   world.run([&](sim::RankContext& context) {
     const comm::FsdpMesh mesh(context, w.shards);

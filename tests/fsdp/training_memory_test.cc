@@ -1,5 +1,6 @@
 // What a rank needs for a training step: activations go with its tokens, parameters, gradients and
-// the optimizer's state with its shard. Bytes are those that a virtual rank requests.
+// the optimizer's state with its shard. Bytes are those that a virtual rank requests, on the CPU:
+// what CUDA's allocator reports is rounded up.
 #include "tests/catch.h"
 
 #include <ATen/ATen.h>
