@@ -4,9 +4,9 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "cli/choose.h"
 #include "cli/inspect_options.h"
 #include "cli/inspect_report.h"
-#include "cli/nearest.h"
 
 namespace shardproof::cli {
 namespace {
@@ -14,22 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kMostRanks = 4096;  // a row each
-
-// The value that a word of an option stands for.
-template <class Value>
-Value choose(const char* option, const std::string& word,
-             const std::vector<std::pair<std::string, Value>>& values) {
-  std::vector<std::string> known;
-  std::string expected;
-  for (const auto& [name, value] : values) {
-    if (word == name) return value;
-    known.push_back(name);
-    expected += (expected.empty() ? "" : ", ") + name;
-  }
-  const std::string near = nearest(word, known);
-  bad_input("{} '{}'; expected {}{}", option, word, expected,
-            near.empty() ? "" : " (did you mean " + near + "?)");
-}
 
 models::ParallelOptions parallel_options(const InspectOptions& o) {
   models::ParallelOptions options;

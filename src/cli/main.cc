@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/run_main.h"
+#include "cli/export_options.h"
 #include "cli/inspect_options.h"
 #include "cli/launch_options.h"
 #include "cli/nearest.h"
@@ -153,6 +154,31 @@ void add_inspect(CLI::App& app, cli::InspectOptions& o) {
       "something");
 }
 
+void add_export(CLI::App& app, cli::ExportOptions& o) {
+  CLI::App* command = app.add_subcommand(
+      "export", "Turn a sharded training checkpoint into a model that diffusers loads");
+  command->add_option("checkpoint", o.checkpoint, "Folder with a manifest.json, of any world")
+      ->required();
+  command->add_option("-o,--output", o.output, "New folder for the model")->required();
+  CLI::Option* config = command->add_option(
+      "--config", o.config, "config.json of the model, to check names and shapes and to put there");
+  command
+      ->add_option("--base", o.base,
+                   "Folder of the model that training started from: its config.json, and what a "
+                   "run does not save (frozen parameters, buffers)")
+      ->excludes(config);
+  command->add_option("--dtype", o.dtype, "bf16, fp16, fp32, fp64 or as-saved")
+      ->capture_default_str();
+  command->add_flag("--ema", o.ema, "The moving average of the parameters");
+  command->add_flag("--overwrite", o.overwrite, "Replace an older export");
+  command->footer(
+      "Examples:\n"
+      "  ./shardproof export run/step-1000 -o trained --base Qwen-Image/transformer --dtype bf16\n"
+      "  ./shardproof export run/step-1000 -o averaged --config config.json --ema\n"
+      "Adapters (LoRA) become a peft folder. Exit codes: 0 written, 2 bad usage or input, 3 the "
+      "machine lacks something, 4 internal error");
+}
+
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -199,6 +225,8 @@ int run(int argc, char** argv) {
   add_launch(app, launch);
   cli::InspectOptions inspect;
   add_inspect(app, inspect);
+  cli::ExportOptions export_options;
+  add_export(app, export_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
@@ -213,6 +241,7 @@ int run(int argc, char** argv) {
   }
   if (app.got_subcommand("launch")) return cli::run_launch(launch);
   if (app.got_subcommand("inspect")) return load<cli::RunInspect>(cli::kRunInspect)(inspect);
+  if (app.got_subcommand("export")) return load<cli::RunExport>(cli::kRunExport)(export_options);
   verify.command = command_line(argc, argv);
   // c10d warns of every connection that ends, with a backtrace; what matters is said by us.
   if (verify.transport != "sim") setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);

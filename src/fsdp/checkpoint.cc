@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "base/atomic_file.h"
-#include "base/checksum.h"
 #include "base/error.h"
 #include "base/json_file.h"
 #include "comm/tag.h"
 #include "fsdp/agreement.h"
+#include "fsdp/checkpoint_files.h"
 #include "fsdp/checkpoint_manifest.h"
 #include "fsdp/staging_folder.h"
 #include "io/safetensors.h"
@@ -73,10 +73,6 @@ void require_same_lists(const std::vector<std::string>& lists) {
     bad_input("ranks list different tensors: rank 0 {}, rank {} {}", line_at(lists[0], a), rank,
               line_at(lists[rank], b));
   }
-}
-
-FileRecord record_of(const SafetensorsFile& file) {
-  return {file.bytes().size(), checksum(file.bytes())};
 }
 
 FileRecord write_rank_file(const fs::path& folder, int rank, const TensorsByName& tensors,
@@ -161,39 +157,6 @@ struct RowCopy {
   at::Tensor to, from;  // `from` lies in a mapped file whose checksum has been compared
 };
 
-// The files of a checkpoint, each opened and compared once, when first asked for.
-class CheckpointFiles {
- public:
-  CheckpointFiles(fs::path folder, const std::vector<FileRecord>& records)
-      : folder_(std::move(folder)), records_(records) {}
-
-  fs::path path(int rank) const { return folder_ / rank_file_name(rank); }
-
-  const SafetensorsFile& open(int rank) {
-    const auto known = open_.find(rank);
-    if (known != open_.end()) return known->second;
-    const FileRecord& expected = records_.at(static_cast<size_t>(rank));
-    const SafetensorsFile file = SafetensorsFile::open(path(rank));
-    const FileRecord found = record_of(file);
-    if (found.bytes != expected.bytes || found.checksum != expected.checksum) {
-      bad_input(
-          "{} is damaged: expected {} bytes with checksum {:016x}, found {} with {:016x}. Load "
-          "another checkpoint or a copy of this one",
-          path(rank).string(), expected.bytes, expected.checksum, found.bytes, found.checksum);
-    }
-    return open_.emplace(rank, file).first->second;
-  }
-
- private:
-  fs::path folder_;
-  const std::vector<FileRecord>& records_;
-  std::map<int, SafetensorsFile> open_;
-};
-
-std::string describe(const std::string& dtype, const std::vector<int64_t>& shape) {
-  return fmt::format("{} [{}]", dtype, fmt::join(shape, ","));
-}
-
 void require_same_run(const Manifest& manifest, const CheckpointInfo& expected,
                       const TensorsByName& tensors, const fs::path& folder) {
   if (manifest.info.model != expected.model) {
@@ -208,8 +171,8 @@ void require_same_run(const Manifest& manifest, const CheckpointInfo& expected,
       continue;
     }
     const std::string wanted =
-        describe(safetensors_dtype(tensor->rows.scalar_type()), tensor->shape);
-    const std::string there = describe(found->second.dtype, found->second.shape);
+        type_text(safetensors_dtype(tensor->rows.scalar_type()), tensor->shape);
+    const std::string there = type_text(found->second.dtype, found->second.shape);
     if (wanted == there) continue;
     problems.push_back(
         fmt::format("tensor {}: expected {}, found {}", json_quoted(name), wanted, there));
@@ -235,15 +198,7 @@ void plan_copies(const ShardedTensor& tensor, const TensorRecord& record, Checkp
     const plan::Interval both{std::max(mine.begin, part.rows.begin),
                               std::min(mine.end, part.rows.end)};
     if (both.size() <= 0) continue;
-    const SafetensorsFile& file = files.open(part.file);
-    const SafetensorsEntry& entry = file.entry(tensor.name);
-    const std::string expected = describe(record.dtype, with_rows(record.shape, part.rows.size()));
-    const std::string found = describe(entry.dtype, entry.shape);
-    if (found != expected) {
-      bad_input("{}: tensor {}: the manifest says {}, found {}", files.path(part.file).string(),
-                json_quoted(tensor.name), expected, found);
-    }
-    const at::Tensor stored = file.tensor(tensor.name, Alignment::kElement);
+    const at::Tensor stored = files.rows(tensor.name, record, part);
     copies.push_back({tensor.rows.narrow(0, both.begin - mine.begin, both.size()),
                       stored.narrow(0, both.begin - part.rows.begin, both.size())});
   }

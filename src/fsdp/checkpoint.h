@@ -31,7 +31,9 @@ struct ShardedTensor {
 };
 
 struct CheckpointInfo {
-  std::string model;   // class and configuration: what must be the same to continue
+  // Class and configuration: what must be the same to continue. An export writes it as config.json
+  // if it is the JSON of a diffusers configuration.
+  std::string model;
   std::string mesh;    // "dp2.ring1.ulysses4.fsdp8"
   std::string plan;    // gradient convention, dtypes: for people
   std::string commit;  // of the program that wrote it

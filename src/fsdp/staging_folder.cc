@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <system_error>
 
 #include "base/error.h"
@@ -23,6 +24,12 @@ std::error_code flush_folder(const fs::path& folder) {
   return {error == EINVAL ? 0 : error, std::generic_category()};
 }
 
+// In one step, so that there is always a whole folder under each name.
+std::error_code exchange(const fs::path& a, const fs::path& b) {
+  const int failed = ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE);
+  return {failed ? errno : 0, std::generic_category()};
+}
+
 }  // namespace
 
 fs::path plain_folder(const fs::path& folder) {
@@ -34,10 +41,11 @@ fs::path partial_folder(const fs::path& folder) { return plain_folder(folder) +=
 StagingFolder::StagingFolder(const fs::path& folder, bool is_owner)
     : folder_(plain_folder(folder)), partial_(partial_folder(folder)), is_owner_(is_owner) {}
 
-void StagingFolder::create() {
+void StagingFolder::create(bool replace) {
   if (!is_owner_) return;
   std::error_code error;
-  if (fs::exists(fs::symlink_status(folder_, error))) {
+  replaces_ = replace && fs::is_directory(fs::symlink_status(folder_, error));
+  if (!replaces_ && fs::exists(fs::symlink_status(folder_, error))) {
     bad_input("{} is there already; save under another name or remove it", folder_.string());
   }
   const fs::file_status left = fs::symlink_status(partial_, error);
@@ -54,11 +62,16 @@ void StagingFolder::create() {
 void StagingFolder::publish() {
   if (!is_owner_) return;
   std::error_code error;
-  fs::rename(partial_, folder_, error);  // refused where a folder with content has come up since
+  if (replaces_) {
+    error = exchange(partial_, folder_);  // `to_remove_` is the old one from here on
+  } else {
+    fs::rename(partial_, folder_, error);  // refused where a folder with content has come up since
+  }
   if (error) fail("give it its name", error);
-  to_remove_ = folder_;
+  if (!replaces_) to_remove_ = folder_;
   error = flush_folder(folder_.has_parent_path() ? folder_.parent_path() : fs::path("."));
   if (error) fail("flush the folder above it", error);
+  if (replaces_) return remove();
   to_remove_.clear();
 }
 

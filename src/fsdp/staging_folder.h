@@ -20,9 +20,10 @@ class StagingFolder {
 
   const std::filesystem::path& path() const { return partial_; }
 
-  // Removes what a killed process left under the name; makes folders above it. Errors (kBadInput):
-  // the folder is there already, or cannot be made.
-  void create();
+  // Removes what a killed process left under the name; makes folders above it. `replace`: the
+  // folder may be there, and keeps its content until publish() exchanges the two. Errors
+  // (kBadInput): the folder is there already, or cannot be made.
+  void create(bool replace = false);
   // Returns once the folder is on the disk under its name; the files in it must be before. Errors
   // (kBadInput): the system's; remove() then removes it whatever its name is.
   void publish();
@@ -34,6 +35,7 @@ class StagingFolder {
   std::filesystem::path folder_, partial_;
   std::filesystem::path to_remove_;  // empty: nothing made, or published
   bool is_owner_;
+  bool replaces_ = false;
 };
 
 }  // namespace shardproof::fsdp

@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "models/lora.h"
 
 namespace shardproof::fsdp {
 namespace {
@@ -10,6 +13,12 @@ namespace {
 using at::Tensor;
 
 constexpr const char* kSteps = "optimizer_steps";
+
+bool trains_adapters(const TrainingState& state) {
+  const std::vector<TrainedTensor> trained = state.sharded.trained();
+  return std::any_of(trained.begin(), trained.end(),
+                     [](const TrainedTensor& tensor) { return models::is_adapter(tensor.name); });
+}
 
 // Tensors of this rank's part of the state, by role; new zeros where the run has none yet.
 struct Parts {
@@ -58,6 +67,9 @@ void save_training(const std::filesystem::path& folder, CheckpointInfo info,
                    const TrainingState& state, const comm::FsdpMesh& mesh) {
   const at::NoGradGuard no_grad;
   info.numbers[kSteps] = static_cast<double>(state.optimizer.steps());
+  if (trains_adapters(state)) {
+    info.numbers[kAdapterScaleNumber] = state.sharded.parameters().adapter_scale();
+  }
   RankState rank;
   if (state.random) {
     rank["replica"] = state.random->replica().get_state();

@@ -18,6 +18,9 @@ struct TrainingState {
   comm::RandomStreams* random = nullptr;
 };
 
+// Under which a checkpoint's numbers say the scale (alpha / rank) of the adapters in it.
+inline constexpr const char* kAdapterScaleNumber = "adapter_scale";
+
 // Trained parameters, the optimizer's state, averages and random streams. Frozen parameters and
 // buffers are those of the model's own folder and not saved again. `info`: model, mesh, seed, step;
 // counters are added. Collective. Errors: see save_checkpoint.

@@ -222,6 +222,14 @@ std::string safetensors_dtype(at::ScalarType type) {
   return dtype->name;
 }
 
+at::ScalarType safetensors_scalar_type(std::string_view dtype) {
+  const Dtype* found = find_dtype(dtype);
+  if (!found || !found->type) {
+    bad_input("dtype {} is not supported; expected one of {}", json_quoted(dtype), kReadable);
+  }
+  return *found->type;
+}
+
 struct SafetensorsFile::State {
   std::string file;
   std::shared_ptr<char> mapping;
@@ -309,8 +317,12 @@ namespace {
 
 struct Item {
   const std::string* name;
-  const at::Tensor* tensor;
+  const SafetensorsSource* source;
   const Dtype* dtype;
+
+  uint64_t bytes() const {
+    return static_cast<uint64_t>(c10::multiply_integers(source->shape) * dtype->bits / 8);
+  }
 };
 
 std::string json_text(const std::string& text, const std::string& file) {
@@ -321,23 +333,19 @@ std::string json_text(const std::string& text, const std::string& file) {
   }
 }
 
-std::vector<Item> in_file_order(const std::map<std::string, at::Tensor>& tensors,
+std::vector<Item> in_file_order(const std::map<std::string, SafetensorsSource>& sources,
                                 const std::string& file) {
   std::vector<Item> items;
-  for (const auto& [name, tensor] : tensors) {
-    SP_CHECK(tensor.defined(), "tensor {} to be saved in {}", json_quoted(name), file);
+  for (const auto& [name, source] : sources) {
     if (name == kMetadataKey)
       bad_tensor(file, name, "cannot be written: the format reserves its name");
-    const Dtype* dtype = find_dtype(tensor.scalar_type());
+    const Dtype* dtype = find_dtype(source.dtype);
     if (!dtype) {
       bad_tensor(file, name,
                  fmt::format("cannot be written: dtype {} is not one of {}",
-                             c10::toString(tensor.scalar_type()), kReadable));
+                             c10::toString(source.dtype), kReadable));
     }
-    if (tensor.layout() != at::kStrided || tensor.is_meta()) {
-      bad_tensor(file, name, "cannot be written: it is sparse or has no data");
-    }
-    items.push_back({&name, &tensor, dtype});
+    items.push_back({&name, &source, dtype});
   }
   std::stable_sort(items.begin(), items.end(),
                    [](const Item& a, const Item& b) { return a.dtype < b.dtype; });
@@ -358,10 +366,10 @@ std::string make_header(const std::vector<Item>& items,
   }
   uint64_t begin = 0;
   for (const Item& item : items) {
-    const uint64_t end = begin + item.tensor->nbytes();
+    const uint64_t end = begin + item.bytes();
     members.push_back(fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
                                   json_text(*item.name, file), item.dtype->name,
-                                  fmt::join(item.tensor->sizes(), ","), begin, end));
+                                  fmt::join(item.source->shape, ","), begin, end));
     begin = end;
   }
   std::string text = fmt::format("{{{}}}", fmt::join(members, ","));
@@ -379,18 +387,35 @@ std::string make_header(const std::vector<Item>& items,
 
 }  // namespace
 
-void save_safetensors(const std::filesystem::path& path,
-                      const std::map<std::string, at::Tensor>& tensors,
-                      const std::map<std::string, std::string>& metadata) {
-  const std::vector<Item> items = in_file_order(tensors, path.string());
+void stream_safetensors(const std::filesystem::path& path,
+                        const std::map<std::string, SafetensorsSource>& sources,
+                        const std::map<std::string, std::string>& metadata) {
+  const std::vector<Item> items = in_file_order(sources, path.string());
   const std::string header = make_header(items, metadata, path.string());
   AtomicFile out(path);
   out.append(header);
   for (const Item& item : items) {
-    const at::Tensor plain = item.tensor->detach().cpu().resolve_neg().contiguous();
+    const at::Tensor plain = item.source->make().detach().cpu().resolve_neg().contiguous();
+    SP_CHECK(plain.scalar_type() == item.source->dtype && plain.sizes() == item.source->shape,
+             "{} was made as {} {}", json_quoted(*item.name), c10::toString(plain.scalar_type()),
+             c10::str(plain.sizes()));
     out.append({static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()});
   }
   out.commit();
+}
+
+void save_safetensors(const std::filesystem::path& path,
+                      const std::map<std::string, at::Tensor>& tensors,
+                      const std::map<std::string, std::string>& metadata) {
+  std::map<std::string, SafetensorsSource> sources;
+  for (const auto& [name, tensor] : tensors) {
+    SP_CHECK(tensor.defined(), "tensor {} to be saved in {}", json_quoted(name), path.string());
+    if (tensor.layout() != at::kStrided || tensor.is_meta()) {
+      bad_tensor(path.string(), name, "cannot be written: it is sparse or has no data");
+    }
+    sources[name] = {tensor.scalar_type(), tensor.sizes().vec(), [tensor] { return tensor; }};
+  }
+  stream_safetensors(path, sources, metadata);
 }
 
 }  // namespace shardproof

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -34,6 +35,9 @@ enum class Alignment {
 
 // As the format spells it: "F32". Errors (kBadInput): a dtype that save_safetensors cannot write.
 std::string safetensors_dtype(at::ScalarType type);
+// Its inverse. Errors (kBadInput): a dtype that is not among those that SafetensorsFile::tensor
+// reads.
+at::ScalarType safetensors_scalar_type(std::string_view dtype);
 
 // A file that is open for reading; a cheap copy.
 //
@@ -81,5 +85,19 @@ class SafetensorsFile {
 void save_safetensors(const std::filesystem::path& path,
                       const std::map<std::string, at::Tensor>& tensors,
                       const std::map<std::string, std::string>& metadata = {});
+
+// A tensor that is made when it is written.
+struct SafetensorsSource {
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+  // A tensor of this dtype and shape (any device and strides); called once.
+  std::function<at::Tensor()> make;
+};
+// The same file from tensors that need not be in memory together: each is made, written and dropped
+// before the next. Errors: as above, and what `make` throws, with nothing left behind; kInternal
+// for one that makes another dtype or shape.
+void stream_safetensors(const std::filesystem::path& path,
+                        const std::map<std::string, SafetensorsSource>& sources,
+                        const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace shardproof

@@ -35,8 +35,6 @@ bool is_target(std::string_view layer, std::string_view target) {
          (layer.ends_with(target) && layer.substr(0, layer.size() - target.size()).ends_with('.'));
 }
 
-bool is_adapter(std::string_view name) { return name.ends_with(kA) || name.ends_with(kB); }
-
 std::string named(std::string_view layer, std::string_view suffix) {
   return fmt::format("{}{}", layer, suffix);
 }
@@ -285,7 +283,16 @@ std::string config_text(const LoraConfig& config) {
   return json.dump(2) + "\n";
 }
 
+// A decimal fraction such as 1/49 times 49 is not 1; alpha most often is a whole number.
+double alpha_of(double scale, int64_t rank) {
+  const double alpha = scale * static_cast<double>(rank);
+  const double whole = std::round(alpha);
+  return whole / static_cast<double>(rank) == scale ? whole : alpha;
+}
+
 }  // namespace
+
+bool is_adapter(std::string_view name) { return name.ends_with(kA) || name.ends_with(kB); }
 
 void add_lora(ParameterSet& parameters, const LoraConfig& config, uint64_t seed) {
   Problems problems;
@@ -335,6 +342,34 @@ void save_lora(const fs::path& folder, const LoraConfig& config, const Parameter
   if (error) bad_input("cannot write {}: {}", folder.string(), error.message());
   save_safetensors(folder / kWeights, saved, {{"format", "pt"}});
   write_file_atomically(folder / kConfig, config_text(config));
+}
+
+void save_lora_alone(const fs::path& folder, const std::map<std::string, at::Tensor>& adapters,
+                     double scale) {
+  std::map<std::string, ParameterSpec> weights;  // by layer; their shapes follow from A and B
+  LoraConfig config{0, 0, {}};
+  for (const auto& [name, tensor] : adapters) {
+    SP_CHECK(is_adapter(name) && tensor.dim() == 2, "{}", json_quoted(name));
+    const bool a = name.ends_with(kA);
+    const std::string layer = layer_of(name, a ? kA : kB);
+    ParameterSpec& weight = weights.try_emplace(layer, named(layer, kWeight)).first->second;
+    weight.shape.resize(2);
+    weight.shape[a ? 1 : 0] = tensor.size(a ? 1 : 0);
+    if (a && config.rank == 0) config.rank = tensor.size(0);
+  }
+  std::vector<ParameterSpec> specs;
+  for (const auto& [layer, weight] : weights) {
+    config.targets.push_back(layer);
+    specs.push_back(weight);
+  }
+  config.alpha = alpha_of(scale, config.rank);
+  ParameterSet parameters(specs);
+  parameters.allocate(at::kMeta);
+  for (const auto& [name, tensor] : adapters) {
+    parameters.add({name, tensor.sizes().vec()}, tensor);
+  }
+  parameters.set_adapter_scale(config.alpha / static_cast<double>(config.rank));
+  save_lora(folder, config, parameters);
 }
 
 LoraConfig load_lora(const fs::path& folder, ParameterSet& parameters) {

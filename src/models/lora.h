@@ -2,7 +2,9 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/parameters.h"
@@ -16,6 +18,9 @@ struct LoraConfig {
   double alpha = 8;
   std::vector<std::string> targets = {"to_q", "to_k", "to_v", "to_out.0"};
 };
+
+// Whether the name is that of an A or B.
+bool is_adapter(std::string_view name);
 
 // Adds A [rank,in] and B [out,rank] for every target, named <layer>.lora_A.weight and
 // <layer>.lora_B.weight, in the dtype and on the device of its weight, and freezes all others.
@@ -31,6 +36,12 @@ void add_lora(ParameterSet& parameters, const LoraConfig& config, uint64_t seed)
 // adapters (targets, rank, scale), and where writing fails.
 void save_lora(const std::filesystem::path& folder, const LoraConfig& config,
                const ParameterSet& parameters);
+
+// The same of adapters alone, whose model is not at hand: `adapters` are all A and B by name. The
+// rank is theirs, alpha follows from `scale` (alpha / rank), and each layer is a target by its full
+// name. Errors (kBadInput): as above; no adapters, a layer without A or B, ranks that differ.
+void save_lora_alone(const std::filesystem::path& folder,
+                     const std::map<std::string, at::Tensor>& adapters, double scale);
 
 // Adds the folder's adapters, in the file's dtype and on the device of each weight, and freezes all
 // others. diffusers' names, transformer.<layer>.lora_A.weight, are known, too.

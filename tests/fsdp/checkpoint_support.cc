@@ -7,6 +7,7 @@
 
 #include "comm/mesh.h"
 #include "sim/world.h"
+#include "tests/fsdp/shard_support.h"
 #include "tests/sim/engine/violation.h"
 
 namespace shardproof::tests {
@@ -36,7 +37,9 @@ std::vector<WholeTensor> training_state(uint64_t seed) {
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
-  return a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+  const at::Tensor here = a.cpu(), there = b.cpu();
+  return a.numel() == 0 ||
+         std::memcmp(here.const_data_ptr(), there.const_data_ptr(), a.nbytes()) == 0;
 }
 
 std::vector<ShardedTensor> shards_of(const std::vector<WholeTensor>& state, int ranks, int rank,
@@ -51,7 +54,7 @@ std::vector<ShardedTensor> shards_of(const std::vector<WholeTensor>& state, int 
     shard.index = whole.replicated ? 0 : rank;
     shard.writes = !whole.replicated || rank == 0;
     const plan::Interval rows = shard.layout.shard(shard.index);
-    shard.rows = all.narrow(0, rows.begin, rows.size()).clone();
+    shard.rows = all.narrow(0, rows.begin, rows.size()).clone().to(device());
     if (!filled) shard.rows.fill_(1);
     shards.push_back(shard);
   }
@@ -81,7 +84,7 @@ RankState rank_state_of(int rank) {
 }
 
 void run_ranks(int ranks, const std::function<void(int, const comm::Communicator&)>& action) {
-  sim::World world(ranks);
+  sim::World world(ranks, on_device());
   world.run([&](sim::RankContext& rank) {
     const comm::Mesh mesh(rank, {.dp = ranks});
     action(rank.rank(), mesh.dp());
@@ -117,7 +120,7 @@ void save_state(const std::filesystem::path& folder, const std::vector<WholeTens
                 int ranks) {
   run_ranks(ranks, [&](int rank, const comm::Communicator& all) {
     save_checkpoint(folder, info_of(ranks), shards_of(state, ranks, rank, true),
-                    rank_state_of(rank), all, at::kCPU);
+                    rank_state_of(rank), all, device());
   });
 }
 
@@ -126,7 +129,7 @@ std::string save_error(const std::filesystem::path& folder, const std::vector<Wh
   return error_of_all(ranks, kind, [&](int rank, const comm::Communicator& all) {
     std::vector<ShardedTensor> shards = shards_of(state, ranks, rank, true);
     if (edit) edit(rank, shards);
-    save_checkpoint(folder, info_of(ranks), shards, rank_state_of(rank), all, at::kCPU);
+    save_checkpoint(folder, info_of(ranks), shards, rank_state_of(rank), all, device());
   });
 }
 
@@ -136,7 +139,7 @@ std::string load_error(const std::filesystem::path& folder, const std::vector<Wh
     std::vector<ShardedTensor> shards = shards_of(state, ranks, rank, false);
     if (edit) edit(rank, shards);
     try {
-      load_checkpoint(folder, info_of(ranks), shards, all, at::kCPU);
+      load_checkpoint(folder, info_of(ranks), shards, all, device());
     } catch (const Error&) {
       if (!all_ones(shards)) throw std::runtime_error("a failed load has changed a tensor");
       throw;
@@ -152,7 +155,7 @@ std::vector<LoadedCheckpoint> load_and_compare(const std::filesystem::path& fold
     CheckpointInfo expected = info_of(ranks);
     if (!mesh.empty()) expected.mesh = mesh;
     const std::vector<ShardedTensor> got = shards_of(state, ranks, rank, false);
-    loaded[static_cast<size_t>(rank)] = load_checkpoint(folder, expected, got, all, at::kCPU);
+    loaded[static_cast<size_t>(rank)] = load_checkpoint(folder, expected, got, all, device());
     const std::vector<ShardedTensor> want = shards_of(state, ranks, rank, true);
     for (size_t i = 0; i < want.size(); ++i) {
       expect(same_bits(got[i].rows, want[i].rows),

@@ -14,6 +14,7 @@
 #include "base/checksum.h"
 #include "fsdp/checkpoint_manifest.h"
 #include "io/safetensors.h"
+#include "tests/device.h"
 #include "tests/fsdp/checkpoint_support.h"
 
 namespace shardproof::fsdp {
@@ -22,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using tests::all_ones;
 using tests::contains;
+using tests::device;
 using tests::error_text;
 using tests::info_of;
 using tests::load_and_compare;
@@ -126,8 +128,8 @@ TEST_CASE("what the run was comes back", "[checkpoint]") {
                               std::numeric_limits<uint64_t>::max()}) {
     info.seed = seed;
     const fs::path saved = folder / fmt::format("{}", seed);
-    save_checkpoint(saved, info, shards, {}, alone, at::kCPU);
-    const CheckpointInfo got = load_checkpoint(saved, info, shards, alone, at::kCPU).info;
+    save_checkpoint(saved, info, shards, {}, alone, device());
+    const CheckpointInfo got = load_checkpoint(saved, info, shards, alone, device()).info;
     CHECK(got.model == info.model);
     CHECK(got.mesh == info.mesh);
     CHECK(got.plan == info.plan);
@@ -140,7 +142,7 @@ TEST_CASE("what the run was comes back", "[checkpoint]") {
   }
   info.numbers["loss"] = std::nan("");
   const std::string text =
-      error_text([&] { save_checkpoint(folder / "nan", info, shards, {}, alone, at::kCPU); });
+      error_text([&] { save_checkpoint(folder / "nan", info, shards, {}, alone, device()); });
   CHECK(contains(text, "loss is nan"));
   CHECK(folder.file_count() == 4);
 }
@@ -150,20 +152,20 @@ TEST_CASE("a rank opens the files of its own rows alone", "[checkpoint]") {
   for (const int other : {1, 3}) fs::remove(saved.file(other));
   Shards got = shards_of(state(), 4, 2, false);
   // Of rank 2's own file, but for "replicated", which rank 0 has.
-  load_checkpoint(saved.folder(), info_of(1), got, {}, at::kCPU);
+  load_checkpoint(saved.folder(), info_of(1), got, {}, device());
   const Shards want = shards_of(state(), 4, 2, true);
   for (size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i].rows, want[i].rows));
 }
 
 TEST_CASE("parameters and rows that do not lie together are saved and filled", "[checkpoint]") {
   const TempFolder folder;
-  const at::Tensor values = at::arange(12, at::kFloat).view({3, 4});
+  const at::Tensor values = at::arange(12, at::kFloat).view({3, 4}).to(device());
   const auto shard = [](const at::Tensor& rows) {
     return Shards{{"w", {4, 3}, {4, 1}, 0, rows, true}};
   };
-  save_checkpoint(folder / "c", info_of(1), shard(values.t()), {}, {}, at::kCPU);
-  at::Tensor got = at::zeros({3, 4}).t().requires_grad_();
-  load_checkpoint(folder / "c", info_of(1), shard(got), {}, at::kCPU);
+  save_checkpoint(folder / "c", info_of(1), shard(values.t()), {}, {}, device());
+  at::Tensor got = at::zeros({3, 4}).to(device()).t().requires_grad_();
+  load_checkpoint(folder / "c", info_of(1), shard(got), {}, device());
   CHECK(at::equal(got, values.t()));
   CHECK(got.is_leaf());
 }
@@ -255,7 +257,7 @@ TEST_CASE("ranks must list the same tensors, in any order", "[checkpoint]") {
   run_ranks(3, [&](int rank, const comm::Communicator& all) {
     Shards shards = shards_of(state(), 3, rank, true);
     if (rank == 1) std::reverse(shards.begin(), shards.end());
-    save_checkpoint(folder / "c", info_of(3), shards, {}, all, at::kCPU);
+    save_checkpoint(folder / "c", info_of(3), shards, {}, all, device());
   });
   load_and_compare(folder / "c", state(), 2);
 }
@@ -266,7 +268,7 @@ TEST_CASE("a save needs one folder of all hosts", "[checkpoint]") {
     std::string text;
     try {
       save_checkpoint(folder / fmt::format("host{}", rank), info_of(2),
-                      shards_of(state(), 2, rank, true), {}, all, at::kCPU);
+                      shards_of(state(), 2, rank, true), {}, all, device());
     } catch (const Error& error) {
       text = error.what();
     }
@@ -279,7 +281,8 @@ TEST_CASE("a save needs one folder of all hosts", "[checkpoint]") {
 
 // Saves a checkpoint of a megabyte in a process that ends at its first 64 KiB of any file.
 int die_while_saving(const fs::path& folder) {
-  // The child has none of the parent's OpenMP threads: whatever would share work waits for ever.
+  // On the CPU: a forked child cannot use a GPU. It has none of the parent's OpenMP threads:
+  // whatever would share work waits for ever.
   const at::Tensor rows = at::zeros({1 << 18});
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
@@ -429,7 +432,7 @@ TEST_CASE("hosts with copies of two checkpoints are refused", "[checkpoint]") {
     const Shards shards = shards_of(state(), 2, rank, false);
     std::string text;
     try {
-      load_checkpoint(rank == 0 ? a.folder() : b.folder(), info_of(2), shards, all, at::kCPU);
+      load_checkpoint(rank == 0 ? a.folder() : b.folder(), info_of(2), shards, all, device());
     } catch (const Error& error) {
       text = error.what();
     }

@@ -15,8 +15,10 @@ namespace {
 
 using at::Tensor;
 using tests::contains;
+using tests::device;
 using tests::error_text;
 using tests::normal;
+using tests::on_device;
 using tests::shard_of;
 using tests::to_doubles;
 
@@ -56,12 +58,12 @@ std::vector<double> norms_on(
     int ranks, const std::vector<Tensor>& whole,
     const std::function<void(int rank, std::vector<TrainedTensor>&)>& prepare = {}) {
   std::vector<double> norms(ranks);
-  sim::World world(ranks);
+  sim::World world(ranks, on_device());
   world.run([&](sim::RankContext& rank) {
     const comm::Mesh mesh(rank, {.dp = ranks});
     std::vector<TrainedTensor> tensors = tensors_of_rank(whole, rank.rank(), ranks);
     if (prepare) prepare(rank.rank(), tensors);
-    norms[rank.rank()] = gradient_norm(tensors, mesh.dp(), at::kCPU);
+    norms[rank.rank()] = gradient_norm(tensors, mesh.dp(), device());
   });
   for (int rank = 0; rank < ranks; ++rank) CHECK(world.calls(rank).size() == (ranks > 1 ? 1 : 0));
   return norms;
@@ -77,8 +79,9 @@ TEST_CASE("the norm of shards and a replicated tensor is the whole's") {
 }
 
 TEST_CASE("the norm of known numbers") {
-  const auto single = [](const Tensor& grad) {
-    return gradient_norm({{"w", at::zeros_like(grad), grad}}, comm::Communicator(), at::kCPU);
+  const auto single = [](const Tensor& numbers) {
+    const Tensor grad = numbers.to(device());
+    return gradient_norm({{"w", at::zeros_like(grad), grad}}, comm::Communicator(), device());
   };
   CHECK(single(at::tensor({3.0, 4.0})) == Approx(5).epsilon(1e-15));
   // Squares beyond fp32, and ones that a sum in fp32 would lose.
@@ -87,7 +90,7 @@ TEST_CASE("the norm of known numbers") {
   small[0] = 1;
   CHECK(single(small) == Approx(std::sqrt(1 + 1e6 * 0x1p-26)).epsilon(1e-12));
   CHECK(single(at::zeros({0, 3})) == 0);
-  CHECK(gradient_norm({}, comm::Communicator(), at::kCPU) == 0);
+  CHECK(gradient_norm({}, comm::Communicator(), device()) == 0);
 }
 
 TEST_CASE("a gradient that is not finite on one rank reaches all") {

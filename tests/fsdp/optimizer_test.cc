@@ -16,6 +16,7 @@ namespace {
 
 using at::Tensor;
 using tests::contains;
+using tests::device;
 using tests::error_text;
 using tests::normal;
 using tests::shard_of;
@@ -119,8 +120,8 @@ TEST_CASE("SGD follows its algorithm") {
 }
 
 TEST_CASE("steps of known size") {
-  const Tensor value = at::ones({3}, at::kDouble);
-  const Tensor grad = at::tensor({2.0, -5.0, 0.0}, at::kDouble);
+  const Tensor value = at::ones({3}, at::kDouble).to(device());
+  const Tensor grad = at::tensor({2.0, -5.0, 0.0}, at::kDouble).to(device());
   SECTION("AdamW's first step is the learning rate, whatever the gradient") {
     make_adamw({.epsilon = 1e-300, .weight_decay = 0})->step({{"w", value, grad}}, 0.25);
     CHECK(worst_error(value, {0.75, 1.25, 1}) <= 1e-15);
@@ -130,7 +131,7 @@ TEST_CASE("steps of known size") {
     CHECK(worst_error(value, {0.875, 0.875, 0.875}) <= 1e-15);
   }
   SECTION("AdamW's decay in fp32 is rounded once") {
-    const Tensor x = at::full({1}, 1.4375, at::kFloat);
+    const Tensor x = at::full({1}, 1.4375, at::kFloat).to(device());
     make_adamw({.weight_decay = 1e-2})->step({{"w", x, at::zeros_like(x)}}, 1.3e-5);
     CHECK(x.item<float>() == static_cast<float>(1.4375 * (1 - 1.3e-7)));
   }
@@ -138,7 +139,7 @@ TEST_CASE("steps of known size") {
     const auto sgd = make_sgd({.momentum = 0.9});
     sgd->step({{"w", value, grad}}, 0.25);
     CHECK(at::equal(sgd->state().at("momentum_buffer").at("w"), grad));
-    CHECK(at::equal(value, at::tensor({0.5, 2.25, 1.0}, at::kDouble)));
+    CHECK(at::equal(value.cpu(), at::tensor({0.5, 2.25, 1.0}, at::kDouble)));
   }
 }
 

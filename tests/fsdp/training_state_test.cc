@@ -13,6 +13,7 @@
 #include "fsdp/training_step.h"
 #include "sim/world.h"
 #include "tests/file_support.h"
+#include "tests/fsdp/shard_support.h"
 
 namespace shardproof::fsdp {
 namespace {
@@ -40,7 +41,7 @@ struct Run {
         fsdp(context, shape.world()),
         sharded(kBlocks, whole_parameters(), fsdp, Policy::uniform(at::kFloat)),
         optimizer(sgd ? make_sgd({0.9, 0.01, false}) : make_adamw({})),
-        random(11, shape, context.rank(), at::kCPU) {}
+        random(11, shape, context.rank(), context.device()) {}
 
   void steps(int count) {
     StepOptions options;
@@ -54,7 +55,7 @@ struct Run {
   Tensor loss() {
     at::Generator& generator = random.replica();
     at::Generator& own = random.rank();
-    const auto options = at::TensorOptions(at::kFloat);
+    const auto options = at::TensorOptions(at::kFloat).device(fsdp.device());
     Tensor x = at::randn({4, 10}, generator, options) + 0.01 * at::randn({4, 10}, own, options);
     for (const std::string& name : kBlocks) {
       const models::Block block = [&](const std::vector<Tensor>& in) {
@@ -97,7 +98,7 @@ Values values_of(Run& run) {
 
 // Runs `program` on the ranks of `shape`; what rank 0 returned.
 Values on_ranks(comm::MeshShape shape, bool sgd, const std::function<void(Run&)>& program) {
-  sim::World world(shape.world());
+  sim::World world(shape.world(), tests::on_device());
   Values result;
   world.run([&](sim::RankContext& context) {
     Run run(context, shape, sgd);

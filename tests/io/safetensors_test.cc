@@ -254,6 +254,38 @@ TEST_CASE("a failed save leaves the old file and no other", "[safetensors]") {
   CHECK(folder.file_count() == 1);
 }
 
+TEST_CASE("a streamed file is the plain one, with one tensor in memory at a time",
+          "[safetensors]") {
+  const TempFolder folder;
+  int alive = 0;
+  std::map<std::string, SafetensorsSource> sources;
+  Tensors tensors;
+  for (const char* name : {"a", "b", "c"}) {
+    const at::Tensor values = random_bits(name[0] == 'b' ? at::kDouble : at::kHalf, {3, 5});
+    tensors[name] = values;
+    sources[name] = {values.scalar_type(), {3, 5}, [&alive, values] {
+                       REQUIRE(alive++ == 0);
+                       return at::from_blob(
+                           values.mutable_data_ptr(), values.sizes(), [&](void*) { --alive; },
+                           values.options());
+                     }};
+  }
+  stream_safetensors(folder / "streamed", sources, {{"format", "pt"}});
+  save_safetensors(folder / "plain", tensors, {{"format", "pt"}});
+  CHECK(alive == 0);
+  CHECK(read_bytes(folder / "streamed") == read_bytes(folder / "plain"));
+
+  sources["b"].shape = {5, 3};
+  const auto stream = [&] { stream_safetensors(folder / "plain", sources); };
+  CHECK(contains(error_text(stream, ErrorKind::kInternal), "\"b\" was made as Double [3, 5]"));
+  sources["b"].make = []() -> at::Tensor { bad_input("no rows"); };
+  CHECK(error_text(stream) == "no rows");
+  CHECK(read_bytes(folder / "streamed") == read_bytes(folder / "plain"));
+  CHECK(folder.file_count() == 2);
+  CHECK(safetensors_scalar_type("BF16") == at::kBFloat16);
+  CHECK(contains(error_text([] { safetensors_scalar_type("U64"); }), "dtype \"U64\""));
+}
+
 TEST_CASE("what is no file, or too short for one, is refused", "[safetensors]") {
   const TempFolder folder;
   CHECK(contains(open_error(folder / "missing"), "No such file"));
