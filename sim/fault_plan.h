@@ -15,6 +15,9 @@ enum class FaultKind {
   kRound,        // the result passes through `dtype`
   kStale,        // the result of the previous call with this tag arrives again
   kEcho,         // a receive yields what this rank itself sent last
+  kLocal,        // the result of an all-reduce is the rank's own input: nothing was reduced
+  kOmit,         // the rank does not make the call; its outputs stay unwritten
+  kReuse,        // the input is overwritten as soon as the call is issued
   kSkipWait,     // the wait returns at once; the result never arrives (the run ends as unwaited)
   kHoldBack,     // the call is issued after the rank's next one in this group, or in its own wait
   kDelay,        // the rank lets all others run first

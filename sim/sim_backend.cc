@@ -27,10 +27,13 @@ class SimWork final : public c10d::Work {
   }
   // The wait will return at once and nothing will arrive.
   void never_deliver() { skip_ = true; }
+  // The call was not made: there is nothing to wait for.
+  void never_made() { omitted_ = true; }
   // A held-back call is issued at the latest when it is waited for.
   void before_wait(std::function<void()> release) { release_ = std::move(release); }
 
   bool wait(std::chrono::milliseconds) override {
+    if (omitted_) return true;
     if (release_ && !ticket_) std::exchange(release_, {})();
     if (skip_) {
       state_.rendezvous->abandon(*ticket_);
@@ -53,7 +56,7 @@ class SimWork final : public c10d::Work {
   std::shared_ptr<TensorPart> part_;
   std::string tag_;
   std::function<void()> release_;
-  bool skip_ = false;
+  bool skip_ = false, omitted_ = false;
 };
 
 // All calls of a coalesced step.
@@ -165,6 +168,11 @@ SimBackend::Work SimBackend::post(const CollectiveCall& call, const Tensors& res
   const auto do_post = [this, work, call, part, tag] {
     work->posted(state_.rendezvous->post(state_.rank, group_, call, part), part, tag);
   };
+  if (fault && fault->kind == FaultKind::kOmit) {
+    part->begin();
+    work->never_made();
+    return work;
+  }
   // Calls of one step are issued together: they have no order that could be changed.
   if (fault && fault->kind == FaultKind::kHoldBack && !coalescing_) {
     release_held();
@@ -177,6 +185,7 @@ SimBackend::Work SimBackend::post(const CollectiveCall& call, const Tensors& res
   }
   if (fault && fault->kind == FaultKind::kSkipWait) work->never_deliver();
   do_post();
+  if (fault && fault->kind == FaultKind::kReuse) part->overwrite_input();
   release_held();
   return work;
 }

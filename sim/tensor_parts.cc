@@ -119,6 +119,11 @@ void TensorPart::deliver(const Members& members, SharedResult& shared) {
   if (options_.fault && output_.defined()) plant_fault();
 }
 
+void TensorPart::overwrite_input() {
+  const at::NoGradGuard no_grad;
+  if (input_.defined()) poison(input_);
+}
+
 bool TensorPart::inputs_intact() {
   const UnaccountedMemory simulator;
   const at::NoGradGuard no_grad;
@@ -168,6 +173,9 @@ void TensorPart::plant_fault() {
       break;
     case FaultKind::kEcho:
       replace(options_.own_last_sent);
+      break;
+    case FaultKind::kLocal:
+      if (input_.defined() && input_.numel() == output_.numel()) replace(input_);
       break;
     default:
       break;  // planted elsewhere

@@ -38,6 +38,8 @@ class TensorPart : public Part {
   void begin() override;
   void deliver(const std::vector<std::shared_ptr<Part>>& members, SharedResult& shared) final;
   bool inputs_intact() override;
+  // For kReuse. What is reduced in place is not the caller's any more.
+  void overwrite_input();
   void detach_inputs() override;
 
   const at::Tensor& input() const { return input_; }

@@ -84,7 +84,8 @@ void add_verify(CLI::App& app, cli::VerifyOptions& o) {
       ->add_option("--plant", o.faults,
                    "Plant a fault, to see that it is caught: KIND[,rank=N][,call=N][,tag=PATTERN]"
                    "[,factor=X], KIND being scale, drop, rotate-peers, round, stale, echo, "
-                   "skip-wait, hold-back, delay, kill or (real ranks only) hang")
+                   "local, omit, reuse, skip-wait, hold-back, delay, kill or (real ranks only) "
+                   "hang")
       ->allow_extra_args(false);
   verify->add_option("--seed", o.seed, "Seed of all data")->capture_default_str();
   verify

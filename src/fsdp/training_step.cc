@@ -39,7 +39,7 @@ StepReport training_step(FullySharded& sharded, Optimizer& optimizer, MovingAver
   report.loss = mean_over_ranks(reported, fsdp.world());
   const auto trained = sharded.trained();
   if (options.probe) options.probe(trained);
-  report.grad_norm = gradient_norm(trained, fsdp.shards(), fsdp.device());
+  report.grad_norm = options.norm(trained, fsdp);
   report.skipped = !std::isfinite(report.grad_norm);
   if (report.skipped) return report;
   if (report.grad_norm > options.max_norm) {

@@ -24,6 +24,12 @@ struct StepOptions {
   // of the cotangent, 1/sp of what the mean over sp ranks needs: the loss is multiplied by sp, here
   // and nowhere else.
   plan::GradientConvention convention = plan::GradientConvention::kSumThenSlice;
+  // What measures the gradients; others than gradient_norm serve to plant faults. The ranks must
+  // agree on whether it is finite.
+  std::function<double(const std::vector<TrainedTensor>&, const comm::FsdpMesh&)> norm =
+      [](const std::vector<TrainedTensor>& tensors, const comm::FsdpMesh& mesh) {
+        return gradient_norm(tensors, mesh.shards(), mesh.device());
+      };
   // Told the gradients before they are clipped.
   std::function<void(const std::vector<TrainedTensor>&)> probe;
 };

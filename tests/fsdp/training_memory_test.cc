@@ -72,7 +72,7 @@ Used measure(const Whole& whole, const comm::MeshShape& shape, Fault fault = Fau
   world.run([&](sim::RankContext& rank) {
     const comm::Mesh mesh(rank, shape);
     const comm::FsdpMesh fsdp(rank, shape.world());
-    const models::ParallelContext parallel(mesh, {});
+    const models::MeshContext parallel(mesh, {});
     const auto now = [&] {
       fsdp.world().barrier();  // what others still read of this rank's is freed then
       return world.memory(rank.rank()).current;

@@ -207,6 +207,45 @@ TEST_CASE("an echo yields what the rank itself sent last", "[fault]") {
   for (const size_t call : {2u, 5u, 8u}) CHECK(same(got[1][call], right[2][call]));  // 2 is next
 }
 
+TEST_CASE("an all-reduce that stays local yields what the rank put in", "[fault]") {
+  const Program sums = [](RankContext& rank) -> std::vector<Tensor> {
+    const Communicator group = whole_world(rank);
+    return {group.all_reduce(at::full({2}, rank.rank() + 1.0)).wait()};
+  };
+  const Results got = run_with({{.kind = FaultKind::kLocal, .rank = 1}}, 3, sums);
+  CHECK(same(got[0][0], at::full({2}, 6.0)));
+  CHECK(same(got[1][0], at::full({2}, 2.0)));
+}
+
+TEST_CASE("a call that is left out shows as a mismatch or a deadlock", "[fault]") {
+  const Program two_calls = [](RankContext& rank) -> std::vector<Tensor> {
+    const Communicator group = whole_world(rank);
+    const Tensor x = at::full({1}, rank.rank() + 1.0);
+    std::vector<Tensor> results;
+    for (const char* tag : {"a", "b"}) {
+      const CollectiveScope scope(tag);
+      results.push_back(group.all_gather(x, {1, 1}).wait());
+    }
+    return results;
+  };
+  const auto omit = [&](const char* tag, int rank) {
+    return FaultPlan{{.kind = FaultKind::kOmit, .tag = tag, .rank = rank}};
+  };
+  require_violation(violation_of([&] { run_with(omit("a", 0), 2, two_calls); }),
+                    ViolationKind::kMismatch);
+  require_violation(violation_of([&] { run_with(omit("b", 0), 2, two_calls); }),
+                    ViolationKind::kDeadlock);
+  // Left out on all ranks, nothing was written.
+  for (const auto& results : run_with(omit("b", -1), 2, two_calls)) CHECK(all_nan(results[1]));
+}
+
+TEST_CASE("a buffer that is used again too early is a race", "[fault]") {
+  const FaultPlan plan = {{.kind = FaultKind::kReuse, .tag = "swap", .rank = 1}};
+  const CollectiveError error = violation_of([&] { run_with(plan, 3, three_calls); });
+  require_violation(error, ViolationKind::kRace);
+  require_text(error, {"swap"});
+}
+
 TEST_CASE("a skipped wait leaves poison here and nothing wrong elsewhere", "[fault]") {
   const Fault fault{.kind = FaultKind::kSkipWait, .tag = "swap", .rank = 1};
   CHECK(changed({fault}, 3, three_calls) == "1.1 1.4 1.7 ");

@@ -132,7 +132,11 @@ RankResult run_rank(const AttentionCase& c, const AttentionData& data,
 
   const RankInputs inputs =
       rank_inputs(c, data, parts, mesh.at().dp, mesh.sp_rank(), rank.device());
-  const auto result = attend(inputs.streams, inputs.mask, data.scale);
+  std::vector<attention::StreamQkv> given = inputs.streams;
+  for (attention::StreamQkv& stream : given) {
+    if (subject.edit_inputs) stream = subject.edit_inputs(stream, rank.rank());
+  }
+  const auto result = attend(given, inputs.mask, data.scale);
   std::vector<Tensor> leaves;
   for (const auto& s : inputs.streams) leaves.insert(leaves.end(), {s.q, s.k, s.v});
   const auto grads = torch::autograd::grad(result.streams, leaves, inputs.cotangents);

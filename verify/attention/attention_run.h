@@ -25,6 +25,8 @@ struct AttentionSubject {
   using Local = std::shared_ptr<const attention::LocalAttention>;
   std::function<void(plan::AttentionPlan&)> edit_plan;
   std::function<Local(Local, int world_rank)> wrap_local;
+  // What a rank gives to its attention; gradients are those of what was given before.
+  std::function<attention::StreamQkv(const attention::StreamQkv&, int world_rank)> edit_inputs;
   attention::MergeFunction merge = attention::merge_block;
   sim::FaultPlan faults;
   Observer observe;  // told what is judged; may be empty

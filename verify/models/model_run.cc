@@ -133,7 +133,9 @@ ModelTensors run_rank(const ModelCase& c, const ModelData& data, const ModelSubj
   const comm::Mesh mesh(rank, c.mesh);
   models::ParallelOptions split = c.parallel;
   if (subject.edit_options) subject.edit_options(split, rank.rank());
-  const models::MeshContext parallel(mesh, split);
+  const std::unique_ptr<models::ParallelContext> parallel =
+      subject.make_context ? subject.make_context(mesh, split, rank.rank())
+                           : std::make_unique<models::MeshContext>(mesh, split);
   std::vector<ModelPass> passes = replica_passes(c, data, mesh.at().dp);
   if (c.text_aligned) {
     for (ModelPass& pass : passes) pass.inputs = models::pad_text(pass.inputs, c.mesh.sp());
@@ -144,7 +146,7 @@ ModelTensors run_rank(const ModelCase& c, const ModelData& data, const ModelSubj
   const Tensor cotangent = data.cotangent.narrow(0, mesh.at().dp * c.batch, c.batch);
   return differentiate(*data.model, data.parameters.leaves(c.dtype, rank.device()), passes,
                        rank_cotangent(c, cotangent, mesh.sp_rank()).to(rank.device(), c.dtype),
-                       parallel, forward_options(c, c.policy()));
+                       *parallel, forward_options(c, c.policy()));
 }
 
 // Puts the ranks' results together into whole tensors, and looks at what must be equal.

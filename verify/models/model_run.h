@@ -22,6 +22,10 @@ struct ModelSubject {
   // Of one rank: how it splits its work, and what it is given.
   std::function<void(models::ParallelOptions&, int world_rank)> edit_options;
   std::function<void(models::TransformerInputs&, int world_rank)> edit_inputs;
+  // In place of models::MeshContext.
+  std::function<std::unique_ptr<models::ParallelContext>(const comm::Mesh&, models::ParallelOptions,
+                                                         int world_rank)>
+      make_context;
   Observer observe;  // told what is judged; may be empty
 };
 

@@ -95,6 +95,14 @@ class RankTraining {
     }
   }
 
+  Tensor edited_loss(int step, int micro, double valid) {
+    const Tensor right = loss(step, micro, valid);
+    if (!subject_.edit_loss) return right;
+    const Tensor& mask = data_.batches[static_cast<size_t>(step)][static_cast<size_t>(micro)].mask;
+    const double own = own_samples(mask).sum().item<double>();
+    return subject_.edit_loss(right, {rank_, mesh_.at().dp, micro, own, valid});
+  }
+
   void take_step(int step) {
     const double valid = c_.loss == TrainingLoss::kMaskedMean ? valid_elements(step) : 0;
     fsdp::StepOptions options;
@@ -110,7 +118,7 @@ class RankTraining {
     if (subject_.edit_step) subject_.edit_step(options, rank_);
     const fsdp::StepReport report =
         fsdp::training_step(sharded_, *optimizer_, &average_, mesh_, fsdp_, options,
-                            [&](int micro) { return loss(step, micro, valid); });
+                            [&](int micro) { return edited_loss(step, micro, valid); });
     keep(step, "loss", at::full({1}, report.loss, at::kDouble));
     keep(step, "grad_norm", at::full({1}, report.grad_norm, at::kDouble));
     for (const auto& tensor : sharded_.trained()) {

@@ -20,6 +20,12 @@ struct TrainingSubject {
                                                          int rank)>
       make_context;
   std::function<void(fsdp::StepOptions&, int rank)> edit_step;
+  // Replaces a rank's loss of a micro-batch.
+  struct LossPlace {
+    int rank, dp, micro_batch;
+    double own_valid, all_valid;  // with masks: valid elements here, and of the whole step
+  };
+  std::function<at::Tensor(const at::Tensor& loss, const LossPlace&)> edit_loss;
   // Replaces the global number of valid elements that a rank computes with.
   std::function<double(double global, double own)> edit_count;
   // Changes a rank's gradients after their reduction, before norm and clipping.
