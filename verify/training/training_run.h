@@ -14,6 +14,7 @@ namespace shardproof::verify {
 struct TrainingSubject {
   sim::FaultPlan faults;
   std::function<void(fsdp::StepOptions&, int rank)> edit_step;
+  std::function<void(models::Dropout&, int rank)> edit_dropout;  // of each forward
   // Replaces the global number of valid elements that a rank computes with.
   std::function<double(double global, double own)> edit_count;
   // Changes a rank's gradients after their reduction, before norm and clipping.
