@@ -40,6 +40,7 @@ const std::vector<std::function<void(ModelCase&)>>& model_steps() {
       [](ModelCase& c) { c.guided = false; },
       [](ModelCase& c) { c.recompute = false; },
       [](ModelCase& c) { c.lora = false; },
+      [](ModelCase& c) { c.dropout = false; },
       [](ModelCase& c) { c.text_aligned = false; },
       [](ModelCase& c) { c.ragged = false; },
       [](ModelCase& c) { c.parallel.text_placement = plan::StreamPlacement::kSharded; },

@@ -6,13 +6,10 @@
 namespace shardproof::comm {
 namespace {
 
-at::Generator make_generator(uint64_t seed, at::Device device) {
-  at::Generator generator = device.is_cpu() ? at::make_generator<at::CPUGeneratorImpl>(seed)
-                                            : at::globalContext()
-                                                  .getAcceleratorHooksInterface(device.type())
-                                                  .getNewGenerator(device.index());
-  generator.set_current_seed(seed);
-  return generator;
+uint64_t fnv1a(const uint8_t* bytes, size_t count) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (size_t i = 0; i < count; ++i) hash = (hash ^ bytes[i]) * 0x100000001b3ull;
+  return hash;
 }
 
 // Streams of replicas and ranks must not meet.
@@ -28,6 +25,19 @@ uint64_t derive_seed(uint64_t seed, uint64_t stream) {
   return x ^ (x >> 31);
 }
 
+uint64_t derive_seed(uint64_t seed, std::string_view stream) {
+  return derive_seed(seed, fnv1a(reinterpret_cast<const uint8_t*>(stream.data()), stream.size()));
+}
+
+at::Generator make_generator(uint64_t seed, at::Device device) {
+  at::Generator generator = device.is_cpu() ? at::make_generator<at::CPUGeneratorImpl>(seed)
+                                            : at::globalContext()
+                                                  .getAcceleratorHooksInterface(device.type())
+                                                  .getNewGenerator(device.index());
+  generator.set_current_seed(seed);
+  return generator;
+}
+
 RandomStreams::RandomStreams(uint64_t seed, const MeshShape& shape, int world_rank,
                              at::Device device)
     : replica_(make_generator(
@@ -39,10 +49,7 @@ RandomStreams::RandomStreams(uint64_t seed, const MeshShape& shape, int world_ra
 
 uint64_t RandomStreams::replica_fingerprint() const {
   const at::Tensor state = replica_.get_state();
-  const auto* bytes = state.const_data_ptr<uint8_t>();
-  uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a
-  for (int64_t i = 0; i < state.numel(); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3ull;
-  return hash;
+  return fnv1a(state.const_data_ptr<uint8_t>(), static_cast<size_t>(state.numel()));
 }
 
 }  // namespace shardproof::comm

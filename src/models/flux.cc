@@ -123,8 +123,9 @@ class Flux final : public Transformer {
                  const ParallelContext& parallel, const ForwardOptions& options) const override {
     check_inputs(sharding_plan(), in);
     check(in);
-    const Scope root(parameters, options.policy);
     const plan::AttentionPlan plan = attention_plan(in, parallel);
+    const Scope root(parameters, options.policy,
+                     StreamDropout::make(options.dropout, plan, parallel.sp_rank()));
     Sharding sharding(sharding_plan(), plan, parallel);
     const auto attend = parallel.attention(plan, in.hidden_states.scalar_type(), false);
     const Shared shared = prepare(root, in, sharding, options);
@@ -253,9 +254,9 @@ class Flux final : public Transformer {
                         "to_k", "to_v", "norm_q", "norm_k")},
                {});
     e = e + tm[2] * attn.linear("to_add_out", merge_heads(result.streams[0]));
-    h = h + im[2] * attn.linear("to_out.0", merge_heads(result.streams[1]));
-    h = h + im[5] * block.feed_forward("ff", modulate(layer_norm(h), im[3], im[4]));
-    e = e + tm[5] * block.feed_forward("ff_context", modulate(layer_norm(e), tm[3], tm[4]));
+    h = h + im[2] * attn.attention_out("image", merge_heads(result.streams[1]));
+    h = h + im[5] * block.feed_forward("ff", "image", modulate(layer_norm(h), im[3], im[4]));
+    e = e + tm[5] * block.feed_forward("ff_context", "text", modulate(layer_norm(e), tm[3], tm[4]));
     return {e, h};
   }
 

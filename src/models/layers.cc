@@ -35,8 +35,18 @@ Tensor Scope::gelu_mlp(const std::string& name, const Tensor& x) const {
   return at(name).linear("linear_2", gelu_tanh(at(name).linear("linear_1", x)));
 }
 
-Tensor Scope::feed_forward(const std::string& name, const Tensor& x) const {
-  return at(name).linear("net.2", gelu_tanh(at(name).linear("net.0.proj", x)));
+Tensor Scope::feed_forward(const std::string& name, const std::string& stream,
+                           const Tensor& x) const {
+  const Scope ff = at(name);
+  return ff.linear("net.2", ff.dropout("net.1", stream, gelu_tanh(ff.linear("net.0.proj", x))));
+}
+
+Tensor Scope::attention_out(const std::string& stream, const Tensor& x) const {
+  return dropout("to_out.1", stream, linear("to_out.0", x));
+}
+
+Tensor Scope::dropout(const std::string& name, const std::string& stream, const Tensor& x) const {
+  return dropout_ ? dropout_->apply(prefix_ + name, stream, x) : x;
 }
 
 Tensor gelu_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }

@@ -3,8 +3,10 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 
+#include "models/dropout.h"
 #include "models/parameters.h"
 
 namespace shardproof::models {
@@ -18,10 +20,15 @@ enum class DtypePolicy {
 // Parameters under a name prefix: scope["to_q"] is weight and bias of <prefix>to_q.
 class Scope {
  public:
-  Scope(const ParameterSet& parameters, DtypePolicy policy, std::string prefix = {})
-      : parameters_(&parameters), policy_(policy), prefix_(std::move(prefix)) {}
+  // `dropout` may be null: none.
+  Scope(const ParameterSet& parameters, DtypePolicy policy,
+        std::shared_ptr<const StreamDropout> dropout, std::string prefix = {})
+      : parameters_(&parameters),
+        policy_(policy),
+        dropout_(std::move(dropout)),
+        prefix_(std::move(prefix)) {}
   Scope at(const std::string& name) const {
-    return Scope(*parameters_, policy_, prefix_ + name + ".");
+    return Scope(*parameters_, policy_, dropout_, prefix_ + name + ".");
   }
   DtypePolicy policy() const { return policy_; }
   const std::string& prefix() const { return prefix_; }
@@ -34,12 +41,19 @@ class Scope {
   // PixArtAlphaTextProjection in models/embeddings.py).
   at::Tensor silu_mlp(const std::string& name, const at::Tensor& x) const;
   at::Tensor gelu_mlp(const std::string& name, const at::Tensor& x) const;
-  // net.2(gelu_tanh(net.0.proj(x))) (models/attention.py, FeedForward).
-  at::Tensor feed_forward(const std::string& name, const at::Tensor& x) const;
+  // net.2(net.1(gelu_tanh(net.0.proj(x)))), net.1 = dropout (models/attention.py, FeedForward), on
+  // this rank's rows of `stream`.
+  at::Tensor feed_forward(const std::string& name, const std::string& stream,
+                          const at::Tensor& x) const;
+  // Of an attention's scope: to_out.1(to_out.0(x)), to_out.1 = dropout.
+  at::Tensor attention_out(const std::string& stream, const at::Tensor& x) const;
 
  private:
+  at::Tensor dropout(const std::string& name, const std::string& stream, const at::Tensor& x) const;
+
   const ParameterSet* parameters_;
   DtypePolicy policy_;
+  std::shared_ptr<const StreamDropout> dropout_;
   std::string prefix_;
 };
 

@@ -45,6 +45,7 @@ class ParallelContext {
   virtual ~ParallelContext() = default;
   const ParallelOptions& options() const { return options_; }
   virtual at::Device device() const = 0;
+  virtual int sp_rank() const = 0;
 
   // Who holds which tokens and heads.
   virtual plan::AttentionPlan plan(const std::vector<std::pair<std::string, int64_t>>& streams,
@@ -71,6 +72,7 @@ class MeshContext final : public ParallelContext {
   MeshContext(const comm::Mesh& mesh, ParallelOptions options)
       : ParallelContext(std::move(options)), mesh_(mesh) {}
   at::Device device() const override { return mesh_.device(); }
+  int sp_rank() const override { return mesh_.sp_rank(); }
   plan::AttentionPlan plan(const std::vector<std::pair<std::string, int64_t>>& streams,
                            int64_t heads) const override {
     return plan_attention(mesh_.shape(), options(), streams, heads);

@@ -124,8 +124,9 @@ class QwenImage final : public Transformer {
                  const ParallelContext& parallel, const ForwardOptions& options) const override {
     check_inputs(sharding_plan(), in);
     check(in);
-    const Scope root(parameters, options.policy);
     const plan::AttentionPlan plan = attention_plan(in, parallel);
+    const Scope root(parameters, options.policy,
+                     StreamDropout::make(options.dropout, plan, parallel.sp_rank()));
     Sharding sharding(sharding_plan(), plan, parallel);
     const auto attend = parallel.attention(plan, in.hidden_states.scalar_type(),
                                            in.encoder_hidden_states_mask.defined());
@@ -268,9 +269,9 @@ class QwenImage final : public Transformer {
                 project(attn, modulate(layer_norm(h), im[0], im[1]), shared.image_rope, false)},
                shared.key_mask);
     e = e + tm[2] * attn.linear("to_add_out", merge_heads(result.streams[0]));
-    h = h + im[2] * attn.linear("to_out.0", merge_heads(result.streams[1]));
-    h = h + im[5] * block.feed_forward("img_mlp", modulate(layer_norm(h), im[3], im[4]));
-    e = e + tm[5] * block.feed_forward("txt_mlp", modulate(layer_norm(e), tm[3], tm[4]));
+    h = h + im[2] * attn.attention_out("image", merge_heads(result.streams[1]));
+    h = h + im[5] * block.feed_forward("img_mlp", "image", modulate(layer_norm(h), im[3], im[4]));
+    e = e + tm[5] * block.feed_forward("txt_mlp", "text", modulate(layer_norm(e), tm[3], tm[4]));
     return {e, h};
   }
 

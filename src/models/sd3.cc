@@ -121,9 +121,10 @@ class SD3 final : public Transformer {
   Tensor forward(const ParameterSet& parameters, const TransformerInputs& in,
                  const ParallelContext& parallel, const ForwardOptions& options) const override {
     check_inputs(sharding_plan(), in);
-    const Scope root(parameters, options.policy);
     const at::ScalarType dtype = in.hidden_states.scalar_type();
     const plan::AttentionPlan plan = attention_plan(in, parallel);
+    const Scope root(parameters, options.policy,
+                     StreamDropout::make(options.dropout, plan, parallel.sp_rank()));
     Sharding sharding(sharding_plan(), plan, parallel);
     const Attention attend = {
         parallel.attention(plan, dtype, false),
@@ -252,19 +253,24 @@ class SD3 final : public Transformer {
                          {})
                   .streams;
     }
-    h = h + im[2] * attn.linear("to_out.0", merge_heads(joint[0]));
+    h = h + im[2] * attn.attention_out("image", merge_heads(joint[0]));
     if (dual) {
       const Scope attn2 = block.at("attn2");
       const comm::CollectiveScope scope("attn2");
       const auto result = attend.image_only({project(attn2, modulate(normed, im[6], im[7]), "to_q",
+<<<<<<< HEAD
                                                      "to_k", "to_v", "norm_q", "norm_k")},
                                             {});
       h = h + im[8] * attn2.linear("to_out.0", merge_heads(result.streams[0]));
+=======
+                                                     "to_k", "to_v", "norm_q", "norm_k")});
+      h = h + im[8] * attn2.attention_out("image", merge_heads(result.streams[0]));
+>>>>>>> 170e262af35c2b94e989145ff9e489d89a92c2d6
     }
-    h = h + im[5] * block.feed_forward("ff", modulate(layer_norm(h), im[3], im[4]));
+    h = h + im[5] * block.feed_forward("ff", "image", modulate(layer_norm(h), im[3], im[4]));
     if (last) return {h};
     e = e + tm[2] * attn.linear("to_add_out", merge_heads(joint[1]));
-    e = e + tm[5] * block.feed_forward("ff_context", modulate(layer_norm(e), tm[3], tm[4]));
+    e = e + tm[5] * block.feed_forward("ff_context", "text", modulate(layer_norm(e), tm[3], tm[4]));
     return {h, e};
   }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/json_file.h"
+#include "models/dropout.h"
 #include "models/geometry.h"
 #include "models/parallel.h"
 #include "models/parameters.h"
@@ -51,6 +52,7 @@ struct ForwardOptions {
   DtypePolicy policy = DtypePolicy::kReference;
   bool recompute = false;       // activation checkpointing by block
   BlockUnits* units = nullptr;  // null: all parameters are there
+  Dropout dropout;              // of training
   // Told the results of each block, "block.<i>.hidden_states", ...: this rank's rows; and the
   // sinusoids of numbers, "timestep.sinusoid" [B,C]. Values are part of the graph.
   std::function<void(const std::string& name, const at::Tensor& value)> probe;
@@ -79,7 +81,7 @@ class Transformer {
   virtual plan::AttentionPlan attention_plan(const TransformerInputs& inputs,
                                              const ParallelContext& parallel) const = 0;
   // Collective over the SP group. The whole output on every rank, in diffusers' shape.
-  // Errors (kBadInput): inputs that are missing or do not fit.
+  // Errors (kBadInput): inputs that are missing or do not fit, options out of range.
   virtual at::Tensor forward(const ParameterSet& parameters, const TransformerInputs& inputs,
                              const ParallelContext& parallel,
                              const ForwardOptions& options) const = 0;

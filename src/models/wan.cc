@@ -126,9 +126,10 @@ class Wan final : public Transformer {
   Tensor forward(const ParameterSet& parameters, const TransformerInputs& in,
                  const ParallelContext& parallel, const ForwardOptions& options) const override {
     check_inputs(sharding_plan(), in);
-    const Scope root(parameters, options.policy);
     const at::ScalarType dtype = in.hidden_states.scalar_type();
     const plan::AttentionPlan plan = attention_plan(in, parallel);
+    const Scope root(parameters, options.policy,
+                     StreamDropout::make(options.dropout, plan, parallel.sp_rank()));
     Sharding sharding(sharding_plan(), plan, parallel);
     const auto attend = parallel.attention(plan, dtype, false);
     const auto [f, h_, w] = grid(in);
@@ -221,9 +222,14 @@ class Wan final : public Transformer {
       const auto result =
           attend({{apply_rope(head(attn1, "to_q", "norm_q", n1), shared.rope, policy),
                    apply_rope(head(attn1, "to_k", "norm_k", n1), shared.rope, policy),
+<<<<<<< HEAD
                    head(attn1, "to_v", nullptr, n1)}},
                  {});
       h = add(h, attn1.linear("to_out.0", merge_heads(result.streams[0])), mod[2]);
+=======
+                   head(attn1, "to_v", nullptr, n1)}});
+      h = add(h, attn1.attention_out("video", merge_heads(result.streams[0])), mod[2]);
+>>>>>>> 170e262af35c2b94e989145ff9e489d89a92c2d6
     }
     const Tensor n2 =
         layer_norm_fp32(h, block.tensor("norm2.weight"), block.tensor("norm2.bias"), policy);
@@ -231,9 +237,9 @@ class Wan final : public Transformer {
     const Tensor crossed = attention::cross_attention(
         shared.local, head(attn2, "to_q", "norm_q", n2), head(attn2, "to_k", "norm_k", e),
         head(attn2, "to_v", nullptr, e));
-    h = h + attn2.linear("to_out.0", merge_heads(crossed));
+    h = h + attn2.attention_out("video", merge_heads(crossed));
     const Tensor n3 = modulate(norm_wide(h, policy), mod[3], mod[4]).to(dtype);
-    return add(h, block.feed_forward("ffn", n3), mod[5]);
+    return add(h, block.feed_forward("ffn", "video", n3), mod[5]);
   }
 
   Config config_;

@@ -92,4 +92,9 @@ TEST_CASE("derived seeds do not meet", "[random]") {
   CHECK(seeds.size() == 5000);
 }
 
+TEST_CASE("streams that have a name: the published values of FNV-1a", "[random]") {
+  CHECK(derive_seed(5, "a") == derive_seed(5, 0xaf63dc4c8601ec8cull));
+  CHECK(derive_seed(5, "foobar") == derive_seed(5, 0x85944171f73967e8ull));
+}
+
 }  // namespace shardproof::comm

@@ -18,6 +18,7 @@ class MatchedContext final : public models::ParallelContext {
         layout_(std::move(layout)) {}
 
   at::Device device() const override { return lockstep_.device(); }
+  int sp_rank() const override { return chunk_; }
   plan::AttentionPlan plan(const std::vector<std::pair<std::string, int64_t>>& streams,
                            int64_t heads) const override;
   at::Tensor own_rows(const at::Tensor& x, const plan::StreamPlan& stream,

@@ -16,7 +16,8 @@ struct Flag {
 constexpr Flag kFlags[] = {
     {"ragged", &ModelCase::ragged},          {"cfg", &ModelCase::guided},
     {"textalign", &ModelCase::text_aligned}, {"lora", &ModelCase::lora},
-    {"recompute", &ModelCase::recompute},    {"faithful", &ModelCase::faithful},
+    {"recompute", &ModelCase::recompute},    {"drop", &ModelCase::dropout},
+    {"faithful", &ModelCase::faithful},
 };
 
 bool read_grid(std::string_view word, std::array<int64_t, 3>& grid) {
@@ -44,8 +45,8 @@ void read_variant(std::string_view variant, ModelCase& c) {
                !read_number(word, "f", c.ffn)) {
       bad_input(
           "case variant '{}': unknown word '{}'; known: b<n> t<n> g<f>x<h>x<w> l<n> h<n> d<n> f<n> "
-          "ragged cfg textalign lora recompute faithful textrep tokenpad headuneven headpad A B C "
-          "@<backend>",
+          "ragged cfg textalign lora recompute drop faithful textrep tokenpad headuneven headpad "
+          "A B C @<backend>",
           variant, word);
     }
   }
@@ -56,6 +57,11 @@ void check(const ModelCase& c) {
       *std::min_element(c.grid.begin(), c.grid.end()) < 1 || c.layers < 1 || c.heads < 1 ||
       c.head_dim < 1) {
     bad_input("case '{}': expected at least one sample, token, layer, head and channel", c.id());
+  }
+  if (c.dropout && (c.is_golden() || c.text_aligned)) {
+    bad_input("case '{}': drop: {}", c.id(),
+              c.is_golden() ? "diffusers computed the goldens without dropout"
+                            : "masks are drawn for the text as it is, which textalign lengthens");
   }
   if (c.is_golden()) return;
   const bool masks = c.subject.starts_with("qwenimage");

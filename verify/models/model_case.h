@@ -19,6 +19,9 @@
 
 namespace shardproof::verify {
 
+// Of cases with `drop`: many elements of small tensors are dropped, most are left.
+inline constexpr double kDropProbability = 0.2;
+
 struct ModelCase {
   std::string suite = "models";
   std::string subject = "qwenimage";
@@ -36,6 +39,7 @@ struct ModelCase {
   bool text_aligned = false;         // textalign: text padded to a multiple of sp, masked out
   bool lora = false;                 // lora: adapters are trained, the rest is frozen
   bool recompute = false;            // recompute: activation checkpointing by block
+  bool dropout = false;              // drop: of kDropProbability, masks from the seed; no textalign
   bool faithful = false;             // faithful: casts where diffusers casts; 16 bits: always
   models::ParallelOptions parallel;  // textrep tokenpad headuneven headpad A B C @<backend>
   uint64_t seed = 1;

@@ -1,7 +1,6 @@
 #include "verify/models/model_data.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 
 #include <cmath>
 
@@ -35,9 +34,7 @@ class NamedDraw {
 
  private:
   at::Generator stream(const std::string& name) const {
-    uint64_t hash = 14695981039346656037u;  // FNV-1a
-    for (const unsigned char byte : name) hash = (hash ^ byte) * 1099511628211u;
-    return at::detail::createCPUGenerator(comm::derive_seed(seed_, hash));
+    return comm::make_generator(comm::derive_seed(seed_, name), at::kCPU);
   }
 
   uint64_t seed_;
@@ -142,7 +139,7 @@ TransformerInputs draw_inputs(const ModelCase& c, const NamedDraw& draw) {
 // The second pass of guidance: the same latents and times, other text.
 ModelPass negative_pass(const ModelCase& c, const TransformerInputs& positive,
                         const NamedDraw& draw) {
-  ModelPass pass{1 - kGuidanceWeight, positive, "negative."};
+  ModelPass pass{1 - kGuidanceWeight, positive, "negative.", {}};
   pass.inputs.encoder_hidden_states =
       draw.normal("negative text", positive.encoder_hidden_states.sizes());
   if (positive.pooled_projections.defined()) {
@@ -198,8 +195,13 @@ ModelData draw_model_data(const ModelCase& c) {
     data.parameters.set(spec.name, draw_parameter(spec, draw));
   }
   if (c.lora) add_adapters(c, data.parameters, draw);
-  data.passes.push_back({c.guided ? kGuidanceWeight : 1, draw_inputs(c, draw), ""});
+  data.passes.push_back({c.guided ? kGuidanceWeight : 1, draw_inputs(c, draw), "", {}});
   if (c.guided) data.passes.push_back(negative_pass(c, data.passes[0].inputs, draw));
+  for (ModelPass& pass : data.passes) {
+    if (c.dropout) {
+      pass.dropout = {kDropProbability, comm::derive_seed(c.seed, pass.prefix + "dropout")};
+    }
+  }
   round_parameters(data.parameters, c.dtype);
   round_inputs(data.passes, c.dtype);
   // The output has the latents' shape: all models predict a velocity. In fp16 the loss is scaled
@@ -212,7 +214,7 @@ ModelData draw_model_data(const ModelCase& c) {
 }
 
 ModelData golden_model_data(const ModelCase& c, const ModelGolden& golden) {
-  ModelData data{golden.model, golden.parameters, {{1, golden.inputs, ""}}, golden.cotangent};
+  ModelData data{golden.model, golden.parameters, {{1, golden.inputs, "", {}}}, golden.cotangent};
   round_parameters(data.parameters, c.dtype);
   for (const auto& [name, x] : golden.inputs.tensors()) {
     if (x.is_floating_point()) data.passes[0].inputs[name] = x.to(at::kDouble);
@@ -237,6 +239,7 @@ std::vector<ModelPass> replica_passes(const ModelCase& c, const ModelData& data,
   std::map<c10::TensorImpl*, Tensor> cut;
   std::vector<ModelPass> passes = data.passes;
   for (ModelPass& pass : passes) {
+    pass.dropout.first_sample = dp * c.batch;
     for (auto& [name, x] : pass.inputs.tensors()) {
       if (!TransformerInputs::has_samples(name)) continue;
       auto& y = cut[x.unsafeGetTensorImpl()];

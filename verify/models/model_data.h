@@ -18,6 +18,7 @@ struct ModelPass {
   double weight = 1;
   models::TransformerInputs inputs;  // whole: all replicas' samples together
   std::string prefix;                // of the names of inputs that only this pass has
+  models::Dropout dropout;           // in cases with `drop`
 };
 
 struct ModelData {

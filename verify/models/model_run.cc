@@ -92,6 +92,7 @@ ModelTensors differentiate(const models::Transformer& model, const models::Param
         sinusoids.watch(name.substr(0, name.size() - kSinusoid.size()), value);
       }
     };
+    options.dropout = pass.dropout;
     return model.forward(parameters, pass.inputs, parallel, options);
   });
   results["output"] = output.detach().cpu();

@@ -63,25 +63,28 @@ void dress(ModelCase& c, int variant) {
       c.grid = {c.grid[0], 5, 5};
       c.ragged = masked(c);
       break;
-    case 2:  // the same in padded shards, recomputed blocks
+    case 2:  // the same in padded shards, recomputed blocks, dropout
       c.text = 5;
       c.grid = {c.grid[0], 3, 5};
       c.batch = 1;
       c.ragged = masked(c);
       c.recompute = true;
+      c.dropout = true;
       c.parallel.token_split = TokenSplit::kPadded;
       break;
-    case 3:  // replicated text, adapters, another gradient convention
+    case 3:  // replicated text, adapters, dropout, another gradient convention
       c.text = 7;
       c.lora = true;
+      c.dropout = true;
       if (joint(c)) c.parallel.text_placement = StreamPlacement::kReplicated;
       c.parallel.convention = GradientConvention::kSliceThenScaleLoss;
       break;
-    case 4:  // text shorter than sp, replicas with data of their own, recomputed adapters
+    case 4:  // text shorter than sp, replicas with data of their own, recomputed adapters, dropout
       c.text = 2;
       c.batch = 1;
       c.lora = true;
       c.recompute = true;
+      c.dropout = true;
       if (c.mesh.sp() <= 4) c.mesh.dp = 2;
       c.parallel.convention = GradientConvention::kSliceTimesSp;
       break;
@@ -172,6 +175,7 @@ void draw_features(ModelCase& c, Draw& draw) {
   c.parallel.convention = convention == 0   ? GradientConvention::kSliceThenScaleLoss
                           : convention == 1 ? GradientConvention::kSliceTimesSp
                                             : GradientConvention::kSumThenSlice;
+  c.dropout = !c.text_aligned && draw.chance(4);
 }
 
 }  // namespace

@@ -35,6 +35,7 @@ enum Factor {
   kClip,
   kLora,
   kRecompute,
+  kDropout,
   kGuided,
   kReplicated,
   kResharding,
@@ -95,6 +96,7 @@ TrainingCase make_case(const Combination& row, const TrainingMesh& mesh, bool qu
   c.clip = row[kClip] == 1;
   c.model.lora = row[kLora] == 1;
   c.model.recompute = row[kRecompute] == 1;
+  c.model.dropout = row[kDropout] == 1;
   c.model.guided = row[kGuided] == 1;
   c.replicated = row[kReplicated] == 1;
   c.keep = row[kResharding] == 1;

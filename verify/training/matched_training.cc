@@ -142,6 +142,7 @@ class MatchedTraining {
     options.units = &units;
     size_t pass_number = 0;
     const Tensor output = weighted_sum(passes, [&](const ModelPass& pass) {
+      options.dropout = pass.dropout;
       return data_.model->forward(
           parameters[pass_number++],
           c_.model.text_aligned ? models::pad_text(pass.inputs, sp()) : pass.inputs, parallel,

@@ -86,6 +86,7 @@ class ReferenceTraining {
     const Tensor output =
         weighted_sum(micro_batch_passes(c_, data_, batch, dp, policy_.param_dtype, device_),
                      [&](const ModelPass& pass) {
+                       options.dropout = pass.dropout;
                        return data_.model->forward(parameters, pass.inputs, parallel_, options);
                      });
     const Tensor loss = loss_of(output, batch, dp, step);

@@ -205,7 +205,7 @@ CasePtr TrainingCheck::shrunk(const std::function<bool(const Case&)>& fails) con
       [](TrainingCase& c) { c.keep = c.no_prefetch = c.replicated = c.offload = false; },
       [](TrainingCase& c) { c.shards = c.model.mesh.world(); },
       [](TrainingCase& c) { c.model.recompute = c.model.guided = c.model.ragged = false; },
-      [](TrainingCase& c) { c.model.lora = false; },
+      [](TrainingCase& c) { c.model.lora = c.model.dropout = false; },
       [](TrainingCase& c) { c.model.layers = 1; },
       [](TrainingCase& c) { c.model.batch = 1; },
   };

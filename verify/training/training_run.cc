@@ -55,6 +55,8 @@ class RankTraining {
     return weighted_sum(
         micro_batch_passes(c_, data_, batch, mesh_.at().dp, c_.model.dtype, mesh_.device()),
         [&](const ModelPass& pass) {
+          options.dropout = pass.dropout;
+          if (subject_.edit_dropout) subject_.edit_dropout(options.dropout, rank_);
           return data_.model->forward(
               sharded_.parameters(),
               c_.model.text_aligned ? models::pad_text(pass.inputs, sp) : pass.inputs, *parallel_,

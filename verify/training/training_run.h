@@ -26,6 +26,7 @@ struct TrainingSubject {
     double own_valid, all_valid;  // with masks: valid elements here, and of the whole step
   };
   std::function<at::Tensor(const at::Tensor& loss, const LossPlace&)> edit_loss;
+  std::function<void(models::Dropout&, int rank)> edit_dropout;  // of each forward
   // Replaces the global number of valid elements that a rank computes with.
   std::function<double(double global, double own)> edit_count;
   // Changes a rank's gradients after their reduction, before norm and clipping.

@@ -16,6 +16,10 @@ TEST_CASE("model case: an id reads back as itself", "[verify][models]") {
       "b3.t7.g1x5x3.l3.h6.d8.ragged.cfg.textalign.lora.recompute.faithful.textrep.tokenpad."
       "headuneven.B.@math#42";
   CHECK(ModelCase::parse(id).id() == id);
+  const std::string dropped =
+      "models/flux/ulysses/dp2.ring1.ulysses2/fp64/b1.t7.g1x5x3.l1.h2.d8.recompute.drop#42";
+  CHECK(ModelCase::parse(dropped).id() == dropped);
+  CHECK(ModelCase::parse(dropped).dropout);
   for (const ModelCase& c : model_suite({}, 7, false))
     CHECK(ModelCase::parse(c.id()).id() == c.id());
 }
@@ -46,6 +50,9 @@ TEST_CASE("model case: mistakes are named", "[verify][models]") {
   CHECK(contains(mistake("models/flux/local/ulysses1/fp64/g4x6"), "unknown word 'g4x6'"));
   CHECK(contains(mistake("models/flux/local/ulysses1/fp64/ragged"),
                  "only qwenimage takes a text mask"));
+  CHECK(contains(mistake("models/qwenimage/ulysses/ulysses2/fp64/drop.textalign"),
+                 "drop: masks are drawn for the text as it is, which textalign lengthens"));
+  CHECK(contains(mistake("goldens/flux/ulysses/ulysses2/fp64/drop"), "without dropout"));
   CHECK(contains(mistake("models/sd3/local/ulysses1/fp64/g2x3x3"), "only wan has frames"));
   CHECK(contains(mistake("models/sd3/local/ulysses1/fp64/d6"), "multiples of 4"));
   CHECK(contains(mistake("models/sd3/local/ulysses1/fp64/f64"), "wan's feed-forward"));

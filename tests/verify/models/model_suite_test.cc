@@ -23,6 +23,7 @@ std::set<std::string> features(const std::vector<ModelCase>& cases) {
     if (c.text_aligned) seen.insert("textalign");
     if (c.lora) seen.insert("lora");
     if (c.recompute) seen.insert("recompute");
+    if (c.dropout) seen.insert("drop");
     if (c.text < c.mesh.sp()) seen.insert("short text");
     if (c.image_tokens() % c.mesh.sp() != 0) seen.insert("uneven image");
     if (c.mesh.dp > 1) seen.insert("replicas");
@@ -37,8 +38,8 @@ std::set<std::string> features(const std::vector<ModelCase>& cases) {
 TEST_CASE("model suite: whole and quick hold the same features", "[verify][models]") {
   const auto all = features(model_suite({}, 1, false)), quick = features(model_suite({}, 1, true));
   for (const char* feature :
-       {"ragged", "cfg", "textalign", "lora", "recompute", "short text", "uneven image", "replicas",
-        "textrep", "convention A", "convention B", "convention C", "dp1.ring1.ulysses8",
+       {"ragged", "cfg", "textalign", "lora", "recompute", "drop", "short text", "uneven image",
+        "replicas", "textrep", "convention A", "convention B", "convention C", "dp1.ring1.ulysses8",
         "dp1.ring1.ulysses3", "dp1.ring4.ulysses1", "dp1.ring2.ulysses4", "hybrid_allgather"}) {
     INFO(feature);
     CHECK(all.contains(feature));

@@ -37,6 +37,9 @@ constexpr const char* kDeferred =
 constexpr const char* kLow =
     "training/qwenimage/ulysses/dp2.ring1.ulysses2.fsdp4/fp32/b1.t8.g1x4x6.l2.h4.d16.s1#3";
 
+constexpr const char* kDropped =
+    "training/flux/ulysses/dp2.ring1.ulysses2.fsdp4/fp64/b1.t6.g1x3x4.l1.h4.d16.drop.s1#3";
+
 std::vector<Planted> planted_faults() {
   using sim::FaultKind;
   std::vector<Planted> all = {
@@ -53,6 +56,8 @@ std::vector<Planted> planted_faults() {
       {"the learning rate differs between ranks", kPlain, ":update", {}},
       {"gradients are clipped shard by shard", kPlain, ":grad", {}},
       {"gradients that should wait are exchanged in every micro-batch", kDeferred, "", {}},
+      {"dropout masks differ inside sp", kDropped, "loss", {}},
+      {"dropout masks are the same on all replicas", kDropped, "loss", {}},
   };
   all[0].subject.faults = {fault(FaultKind::kScale, "*grads.reduce*", 4)};
   all[1].subject.faults = {fault(FaultKind::kScale, "*grads.reduce*", 0.5)};
@@ -81,6 +86,10 @@ std::vector<Planted> planted_faults() {
     for (const auto& t : tensors) fsdp::clip_gradients({t}, t.grad.norm().item<double>() + 1, 0.1);
   };
   all[12].subject.edit_step = [](fsdp::StepOptions& o, int) { o.deferred_sync = false; };
+  all[13].subject.edit_dropout = [](models::Dropout& d, int rank) {
+    d.seed += static_cast<uint64_t>(rank % 2);
+  };
+  all[14].subject.edit_dropout = [](models::Dropout& d, int) { d.first_sample = 0; };
   return all;
 }
 

@@ -72,9 +72,9 @@ TEST_CASE("training suite: features that are named are in it", "[training]") {
     std::string all;
     for (const TrainingCase& c : training_suite({}, 1, quick)) all += fmt::format("{} ", c.id());
     for (const char* word :
-         {".acc3",       ".acc4",     ".defer",   ".clip",   ".sgd",     ".stop", ".noreshard",
-          ".noprefetch", ".repl",     ".offload", ".masked", ".perrank", ".lora", ".recompute",
-          ".cfg",        ".tokenpad", "fsdp8",    "fp32",    "bf16",     "fp16"}) {
+         {".acc3",       ".acc4", ".defer",    ".clip",   ".sgd",     ".stop", ".noreshard",
+          ".noprefetch", ".repl", ".offload",  ".masked", ".perrank", ".lora", ".recompute",
+          ".drop",       ".cfg",  ".tokenpad", "fsdp8",   "fp32",     "bf16",  "fp16"}) {
       INFO(word);
       CHECK(contains(all, word));
     }
