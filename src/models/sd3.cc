@@ -258,14 +258,9 @@ class SD3 final : public Transformer {
       const Scope attn2 = block.at("attn2");
       const comm::CollectiveScope scope("attn2");
       const auto result = attend.image_only({project(attn2, modulate(normed, im[6], im[7]), "to_q",
-<<<<<<< HEAD
                                                      "to_k", "to_v", "norm_q", "norm_k")},
                                             {});
-      h = h + im[8] * attn2.linear("to_out.0", merge_heads(result.streams[0]));
-=======
-                                                     "to_k", "to_v", "norm_q", "norm_k")});
       h = h + im[8] * attn2.attention_out("image", merge_heads(result.streams[0]));
->>>>>>> 170e262af35c2b94e989145ff9e489d89a92c2d6
     }
     h = h + im[5] * block.feed_forward("ff", "image", modulate(layer_norm(h), im[3], im[4]));
     if (last) return {h};

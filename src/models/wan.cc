@@ -222,14 +222,9 @@ class Wan final : public Transformer {
       const auto result =
           attend({{apply_rope(head(attn1, "to_q", "norm_q", n1), shared.rope, policy),
                    apply_rope(head(attn1, "to_k", "norm_k", n1), shared.rope, policy),
-<<<<<<< HEAD
                    head(attn1, "to_v", nullptr, n1)}},
                  {});
-      h = add(h, attn1.linear("to_out.0", merge_heads(result.streams[0])), mod[2]);
-=======
-                   head(attn1, "to_v", nullptr, n1)}});
       h = add(h, attn1.attention_out("video", merge_heads(result.streams[0])), mod[2]);
->>>>>>> 170e262af35c2b94e989145ff9e489d89a92c2d6
     }
     const Tensor n2 =
         layer_norm_fp32(h, block.tensor("norm2.weight"), block.tensor("norm2.bias"), policy);
