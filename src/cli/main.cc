@@ -11,6 +11,7 @@
 #include "cli/export_options.h"
 #include "cli/inspect_options.h"
 #include "cli/launch_options.h"
+#include "cli/mutants_options.h"
 #include "cli/nearest.h"
 #include "cli/verify_options.h"
 
@@ -180,6 +181,26 @@ void add_export(CLI::App& app, cli::ExportOptions& o) {
       "machine lacks something, 4 internal error");
 }
 
+void add_mutants(CLI::App& app, cli::MutantsOptions& o) {
+  CLI::App* mutants =
+      app.add_subcommand("mutants", "Plant bugs of public code and show which checks catch them");
+  mutants->add_option("--only", o.only, "Only these, by id")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  mutants->add_flag("--list", o.list, "Show what is in the catalogue; plant nothing");
+  mutants->add_option("--device", o.device, "cpu or cuda")->capture_default_str();
+  mutants->add_flag("--quiet", o.quiet, "Print the last line only");
+  mutants->add_option("--json", o.json, "Write the matrix as JSON");
+  mutants->add_option("--html", o.html, "Write the matrix as a page");
+  mutants->footer(
+      "Examples:\n"
+      "  ./shardproof mutants                      the whole catalogue, on this CPU\n"
+      "  ./shardproof mutants --only A1,S5 --json matrix.json\n"
+      "  ./shardproof mutants --html matrix.html\n"
+      "Exit codes: 0 all that can be planted are caught, without a false alarm; 1 not; 2 bad usage "
+      "or input, 3 the machine lacks something, 4 internal error");
+}
+
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -228,6 +249,8 @@ int run(int argc, char** argv) {
   add_inspect(app, inspect);
   cli::ExportOptions export_options;
   add_export(app, export_options);
+  cli::MutantsOptions mutants;
+  add_mutants(app, mutants);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
@@ -243,6 +266,10 @@ int run(int argc, char** argv) {
   if (app.got_subcommand("launch")) return cli::run_launch(launch);
   if (app.got_subcommand("inspect")) return load<cli::RunInspect>(cli::kRunInspect)(inspect);
   if (app.got_subcommand("export")) return load<cli::RunExport>(cli::kRunExport)(export_options);
+  if (app.got_subcommand("mutants")) {
+    mutants.command = command_line(argc, argv);
+    return load<cli::RunMutants>(cli::kRunMutants)(mutants);
+  }
   verify.command = command_line(argc, argv);
   // c10d warns of every connection that ends, with a backtrace; what matters is said by us.
   if (verify.transport != "sim") setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);

@@ -154,7 +154,8 @@ std::vector<verify::CasePtr> one_case(const VerifyOptions& o, const Goldens& gol
   if (o.case_id.starts_with("transports/")) {
     return {verify::collectives_check(verify::CollectivesCase::parse(o.case_id))};
   }
-  if (verify::is_classical_test(o.case_id)) return verify::find_classical_tests(o.case_id);
+  if (verify::is_classical_test(o.case_id))
+    return verify::find_classical_tests(o.case_id, o.backend);
   if (o.case_id.starts_with("training/")) {
     return verify::training_checks({verify::TrainingCase::parse(o.case_id)}, {}, reference_of(o));
   }

@@ -99,8 +99,10 @@ void check_formula(Optimizer& optimizer, const Options& options, at::ScalarType 
 }
 
 TEST_CASE("AdamW follows its algorithm") {
+  // LibTorch's fused CUDA kernel takes 1 - beta2 in fp32, where 1 - 0.999 is off by 1.3e-5.
+  const double single = device().is_cuda() ? 2e-5 : 1e-6;
   const auto [dtype, tolerance] =
-      GENERATE(std::pair(at::kDouble, 1e-14), std::pair(at::kFloat, 1e-6));
+      GENERATE_COPY(std::pair(at::kDouble, 1e-14), std::pair(at::kFloat, single));
   // An epsilon of the gradients' size shows where it stands, a strong decay that it is decoupled.
   const AdamWOptions options =
       GENERATE(AdamWOptions{}, AdamWOptions{0.8, 0.95, 0.1, 0.5}, AdamWOptions{0, 0.9, 1e-3, 0});

@@ -19,15 +19,21 @@ constexpr auto kDtype = c10::ScalarType::BFloat16;
 
 class ClassicalTest final : public Case {
  public:
-  ClassicalTest(std::string name, int sp, uint64_t seed) : name_(std::move(name)) {
+  ClassicalTest(std::string name, int sp, uint64_t seed, const std::string& backend)
+      : name_(std::move(name)) {
     model_.mesh = {4 / sp, 1, sp};
     model_.dtype = kDtype;
     model_.seed = seed;
+    model_.parallel.backend = backend;
   }
 
   std::string id() const override {
     return fmt::format("training/{}/ulysses/{}/bf16/classical#{}", name_, model_.mesh.to_string(),
                        model_.seed);
+  }
+  std::string replay_arguments() const override {
+    const std::string& backend = model_.parallel.backend;
+    return backend == "auto" ? "" : " --backend " + backend;
   }
   CasePtr shrunk(const std::function<bool(const Case&)>&) const override { return nullptr; }
 
@@ -85,7 +91,7 @@ std::vector<CasePtr> classical_tests(const CaseFilter& filter, uint64_t seed) {
       as_attention.mesh = {4 / sp, 1, sp};
       as_attention.dtype = kDtype;
       if (filter.admits(as_attention)) {
-        cases.push_back(std::make_shared<ClassicalTest>(name, sp, seed));
+        cases.push_back(std::make_shared<ClassicalTest>(name, sp, seed, filter.backend));
       }
     }
   }
@@ -94,11 +100,13 @@ std::vector<CasePtr> classical_tests(const CaseFilter& filter, uint64_t seed) {
 
 bool is_classical_test(const std::string& id) { return id.starts_with("training/ulysses_"); }
 
-std::vector<CasePtr> find_classical_tests(const std::string& id) {
+std::vector<CasePtr> find_classical_tests(const std::string& id, const std::string& backend) {
   const bool has_seed = id.find('#') != std::string::npos;
   const uint64_t seed = has_seed ? parse_case_id(id, {"training"}).seed : 1;
   std::vector<CasePtr> found;
-  for (const CasePtr& test : classical_tests({}, seed)) {
+  CaseFilter any;
+  any.backend = backend;
+  for (const CasePtr& test : classical_tests(any, seed)) {
     const std::string known = test->id();
     if (id == known || known.starts_with(id + "/")) found.push_back(test);
   }

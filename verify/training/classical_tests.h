@@ -17,6 +17,7 @@ std::vector<CasePtr> classical_tests(const CaseFilter& filter, uint64_t seed);
 // Whether `id` is one of them, or the name of a test: then all of its meshes.
 bool is_classical_test(const std::string& id);
 // Errors (kBadInput): no such test or mesh.
-std::vector<CasePtr> find_classical_tests(const std::string& id);
+std::vector<CasePtr> find_classical_tests(const std::string& id,
+                                          const std::string& backend = "auto");
 
 }  // namespace shardproof::verify

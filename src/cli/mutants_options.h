@@ -1,0 +1,22 @@
+// What `shardproof mutants` was asked for. Plain values, as verify_options.h.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace shardproof::cli {
+
+struct MutantsOptions {
+  std::vector<std::string> only;  // ids of the catalogue; empty: all
+  bool list = false;
+  std::string device = "cpu";
+  bool quiet = false;
+  std::string json, html;
+  std::string command;  // as typed
+};
+
+// What the module exports; returns the exit code. Errors are thrown.
+using RunMutants = int (*)(const MutantsOptions&);
+inline constexpr const char* kRunMutants = "shardproof_run_mutants";
+
+}  // namespace shardproof::cli

@@ -1,0 +1,221 @@
+#include "verify/mutants/mutant_run.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "verify/attention/attention_check.h"
+#include "verify/models/model_check.h"
+#include "verify/training/training_check.h"
+
+namespace shardproof::verify {
+namespace {
+
+// One plant as a case: judged by us, and by published tests on the same numbers.
+class PlantedCheck final : public Case {
+ public:
+  explicit PlantedCheck(Plant plant) : plant_(std::move(plant)) {}
+  std::string id() const override { return plant_.case_id; }
+  CasePtr shrunk(const std::function<bool(const Case&)>&) const override { return nullptr; }
+  CaseResult check(Worlds& worlds) const override {
+    return std::visit([&](const auto& subject) { return run(subject, worlds); }, plant_.subject);
+  }
+
+ private:
+  CaseResult run(AttentionSubject subject, Worlds& worlds) const {
+    const AttentionCase c = AttentionCase::parse(plant_.case_id);
+    PeerTests peers(PeerLevel::kAttention, c.dtype, c.mesh.world());
+    subject.observe = peers.observer();
+    return with(peers, check_attention(c, subject, worlds));
+  }
+  CaseResult run(ModelSubject subject, Worlds& worlds) const {
+    const ModelCase c = ModelCase::parse(plant_.case_id);
+    PeerTests peers(PeerLevel::kModel, c.dtype, c.mesh.world());
+    subject.observe = peers.observer();
+    return with(peers, check_model(c, subject, worlds));
+  }
+  CaseResult run(TrainingSubject subject, Worlds& worlds) const {
+    const TrainingCase c = TrainingCase::parse(plant_.case_id);
+    PeerTests peers(PeerLevel::kModel, c.model.dtype, c.model.mesh.world());
+    subject.observe = peers.observer();
+    return with(peers, check_training(c, subject, worlds));
+  }
+  static CaseResult with(const PeerTests& peers, CaseResult result) {
+    result.peers = peers.judge();
+    return result;
+  }
+
+  Plant plant_;
+};
+
+// Where in a program a wrong tensor belongs.
+std::string stage_of(const std::string& name) {
+  if (name.ends_with(":grad")) return "GRAD";
+  if (name.ends_with("grad_norm")) return "NORM";
+  if (name.ends_with("loss")) return "LOSS";
+  if (name.find(':') != std::string::npos) return "STEP";
+  return "FWD";
+}
+
+bool matches(const std::string& name, const std::vector<std::string>& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+// The same subject without anything planted.
+Plant without_mutant(const Plant& plant) {
+  Plant clean = plant;
+  std::visit([](auto& subject) { subject = {}; }, clean.subject);
+  return clean;
+}
+
+}  // namespace
+
+std::string first_finding(const CaseResult& result) {
+  if (!result.first_wrong.empty()) return result.first_wrong;
+  for (const CheckResult& check : result.checks) {
+    if (check.status == Status::kFail) return check.name;
+  }
+  return {};
+}
+
+const CaseResult* MutantOutcome::kill() const {
+  for (const CaseResult& result : planted) {
+    if (result.status == Status::kFail) return &result;
+  }
+  return nullptr;
+}
+
+bool MutantOutcome::killed() const { return kill() != nullptr; }
+
+std::set<std::string> MutantOutcome::killed_by() const {
+  std::set<std::string> by;
+  for (const CaseResult& result : planted) {
+    for (const TensorResult& tensor : result.tensors) {
+      if (tensor.status == Status::kFail) by.insert(stage_of(tensor.name));
+    }
+    for (const CheckResult& check : result.checks) {
+      if (check.status == Status::kFail) by.insert(check.name);
+    }
+  }
+  return by;
+}
+
+bool MutantOutcome::named() const {
+  const CaseResult* result = kill();
+  return result && matches(first_finding(*result), mutant.first_wrong);
+}
+
+bool MutantOutcome::cause_named_first() const {
+  const CaseResult* result = kill();
+  return result && !result->hypotheses.empty() && result->hypotheses[0].kind == mutant.cause;
+}
+
+bool MutantOutcome::forward_held() const {
+  for (const CaseResult& result : planted) {
+    for (const TensorResult& tensor : result.tensors) {
+      // Later steps begin with what the first has spoilt.
+      if (tensor.name.starts_with("step") && !tensor.name.starts_with("step0/")) continue;
+      const std::string stage = stage_of(tensor.name);
+      if (tensor.status == Status::kFail && (stage == "FWD" || stage == "LOSS")) return false;
+    }
+  }
+  return true;
+}
+
+std::vector<std::string> MutantOutcome::false_alarms() const {
+  std::vector<std::string> alarms;
+  for (const CaseResult& result : innocent) {
+    if (result.status == Status::kPass) continue;
+    alarms.push_back(mutant.id + " in " + result.id + ": " + first_finding(result) + result.reason);
+  }
+  return alarms;
+}
+
+double MutantOutcome::seconds() const {
+  double sum = 0;
+  for (const CaseResult& result : planted) sum += result.seconds;
+  return sum;
+}
+
+MutantOutcome::Peer MutantOutcome::peer(const std::string& test) const {
+  Peer peer = Peer::kNotAsked;
+  for (const CaseResult& result : planted) {
+    for (const PeerVerdict& verdict : result.peers) {
+      if (verdict.test != test) continue;
+      if (!verdict.accepts) return Peer::kRefuses;
+      peer = Peer::kAccepts;
+    }
+  }
+  return peer;
+}
+
+int MutantRun::expressible() const {
+  return static_cast<int>(std::count_if(outcomes.begin(), outcomes.end(),
+                                        [](const auto& o) { return o.expressible(); }));
+}
+int MutantRun::killed() const {
+  return static_cast<int>(
+      std::count_if(outcomes.begin(), outcomes.end(), [](const auto& o) { return o.killed(); }));
+}
+int MutantRun::named() const {
+  return static_cast<int>(
+      std::count_if(outcomes.begin(), outcomes.end(), [](const auto& o) { return o.named(); }));
+}
+int MutantRun::cause_named_first() const {
+  return static_cast<int>(std::count_if(outcomes.begin(), outcomes.end(),
+                                        [](const auto& o) { return o.cause_named_first(); }));
+}
+
+std::vector<std::string> MutantRun::false_alarms() const {
+  std::vector<std::string> alarms;
+  for (const MutantOutcome& outcome : outcomes) {
+    for (std::string& alarm : outcome.false_alarms()) alarms.push_back(std::move(alarm));
+  }
+  for (const CaseResult& result : clean) {
+    if (result.status == Status::kPass) continue;
+    alarms.push_back(result.id + ": " + first_finding(result) + result.reason);
+  }
+  return alarms;
+}
+
+bool MutantRun::holds() const { return killed() == expressible() && false_alarms().empty(); }
+
+MutantRun run_mutants(const std::vector<Mutant>& mutants, const RunOptions& options) {
+  std::vector<CasePtr> cases;
+  std::set<std::string> clean_ids;
+  std::vector<Plant> clean;
+  for (const Mutant& mutant : mutants) {
+    for (const Plant& plant : mutant.plants) {
+      cases.push_back(std::make_shared<PlantedCheck>(plant));
+      if (clean_ids.insert(plant.case_id).second) clean.push_back(without_mutant(plant));
+    }
+    for (const Plant& plant : mutant.innocent) {
+      cases.push_back(std::make_shared<PlantedCheck>(plant));
+    }
+  }
+  for (const Plant& plant : clean) cases.push_back(std::make_shared<PlantedCheck>(plant));
+
+  RunOptions quiet = options;
+  quiet.shrink_failures = 0;
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<CaseResult> results = run_cases(cases, quiet);
+  MutantRun run;
+  run.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  auto next = results.begin();
+  const auto take = [&](size_t count) {
+    const auto from = next;
+    next += static_cast<std::ptrdiff_t>(count);
+    return std::vector<CaseResult>(from, next);
+  };
+  for (const Mutant& mutant : mutants) {
+    MutantOutcome outcome{mutant, take(mutant.plants.size()), take(mutant.innocent.size())};
+    run.outcomes.push_back(std::move(outcome));
+  }
+  run.clean = take(clean.size());
+  return run;
+}
+
+}  // namespace shardproof::verify
