@@ -173,8 +173,7 @@ SimBackend::Work SimBackend::post(const CollectiveCall& call, const Tensors& res
     work->never_made();
     return work;
   }
-  // Calls of one step are issued together: they have no order that could be changed.
-  if (fault && fault->kind == FaultKind::kHoldBack && !coalescing_) {
+  if (fault && fault->kind == FaultKind::kHoldBack) {
     release_held();
     held_ = do_post;
     work->before_wait([this] { release_held(); });

@@ -35,6 +35,8 @@ void one_sample_fewer(models::TransformerInputs& in) {
 
 std::vector<Mutant> collective_mutants() {
   const TrainingSpot two{"dp1.ring1.ulysses2.fsdp2"};
+  TrainingSpot two_blocks = two;
+  two_blocks.layers = 2;
   TrainingSpot two_steps = two;
   two_steps.steps = 2;
   const ModelSpot model{"dp1.ring1.ulysses2"};
@@ -47,7 +49,8 @@ std::vector<Mutant> collective_mutants() {
        .text = "one rank's recomputation makes its calls in another order",
        .cause = "collective-order",
        .first_wrong = calls,
-       .plants = plants(two.with("recompute"), training(FaultKind::kHoldBack, "*weights.gather'"))},
+       .plants = plants(two_blocks.with("recompute"),
+                        training(FaultKind::kHoldBack, "*weights.gather'"))},
       {.id = "H2",
        .source = "verl-project/verl#4664",
        .kind = "M-STRIDE",
@@ -81,7 +84,8 @@ std::vector<Mutant> collective_mutants() {
        .text = "the backward of one rank issues calls of two groups in another order",
        .cause = "collective-order",
        .first_wrong = calls,
-       .plants = plants(two.with("noprefetch"), training(FaultKind::kHoldBack, "*grads.reduce*"))},
+       .plants =
+           plants(two_blocks.with("noprefetch"), training(FaultKind::kHoldBack, "*grads.reduce*"))},
       {.id = "H9",
        .source = "xljh0520/JOTR#4",
        .kind = "M-UNEVEN",
@@ -101,7 +105,7 @@ std::vector<Mutant> collective_mutants() {
        .source = "pytorch/pytorch#197827",
        .kind = "M-NOWAIT",
        .text = "what a transfer brings is read before it has arrived",
-       .cause = "unwritten",
+       .cause = "missing-wait",
        .first_wrong = {"output"},
        .plants =
            plants(ring, with_faults<AttentionSubject>({fault(FaultKind::kSkipWait, "kv.rotate")}))},

@@ -66,6 +66,13 @@ ModelSubject model_drops_tail() {
     auto context =
         std::make_unique<AlteredContext>(std::make_unique<models::MeshContext>(mesh, options));
     context->edit_plan = drop_tail;
+    // What has vanished is zero in the output.
+    context->edit_gathered = [](const Tensor& whole, const Tensor&,
+                                const plan::StreamPlan& stream) {
+      auto shape = whole.sizes().vec();
+      shape[1] = stream.tokens - whole.size(1);
+      return at::cat({whole, at::zeros(shape, whole.options())}, 1);
+    };
     return context;
   };
   return subject;
@@ -137,7 +144,7 @@ std::vector<Mutant> layout_mutants() {
   const ModelSpot model{"dp1.ring1.ulysses2"};
   ModelSpot one_sample = model;
   one_sample.batch = 1;
-  const ModelSpot video = ModelSpot{"dp1.ring1.ulysses5", "wan"};
+  const ModelSpot video = ModelSpot{"dp1.ring5.ulysses1", "wan"};
   return {
       {.id = "L1",
        .source = "deepspeedai/DeepSpeed#5664",
@@ -182,7 +189,7 @@ std::vector<Mutant> layout_mutants() {
        .source = "vllm-project/vllm-omni#5716",
        .kind = "M-GQARATIO",
        .text = "queries and KV heads are padded independently: another ratio",
-       .cause = "layout",
+       .cause = "ownership",
        .first_wrong = {"output"},
        .plants = plants(grouped, with_plan(wrong_group_of_heads)),
        .innocent = {plant(u2, with_plan(wrong_group_of_heads))}},

@@ -33,16 +33,16 @@ Tensor from_zero(const Tensor& rows, const Tensor& whole) {
   return whole.narrow(0, 0, rows.size(0));
 }
 
-// exp(-inf - -inf): not a number for a query that has seen no key yet.
+// lse - logsigmoid(lse - block_lse), right for finite numbers: -inf - -inf for a query that has
+// seen no key yet.
 AttentionSubject merge_without_empty_blocks() {
   AttentionSubject subject;
   subject.merge = [](const PartialAttention& so_far, const AttentionOutput& block) {
     if (!so_far.out.defined()) return attention::merge_block(so_far, block);
-    const Tensor top = at::maximum(so_far.lse, block.lse);
-    const Tensor a = at::exp(so_far.lse - top), b = at::exp(block.lse - top);
-    const auto weight = [](const Tensor& w) { return w.transpose(1, 2).unsqueeze(-1); };
-    return PartialAttention{(so_far.out * weight(a) + block.out * weight(b)) / weight(a + b),
-                            top + at::log(a + b)};
+    const Tensor share =
+        at::sigmoid(block.lse - so_far.lse).transpose(1, 2).unsqueeze(-1).to(so_far.out.dtype());
+    return PartialAttention{so_far.out - share * (so_far.out - block.out),
+                            so_far.lse - at::log_sigmoid(so_far.lse - block.lse)};
   };
   return subject;
 }
@@ -83,14 +83,14 @@ std::vector<Mutant> position_mutants() {
        .kind = "M-EMPTYRANK",
        .text = "all keys of one rank are masked: 0/0",
        .cause = "unwritten",
-       .first_wrong = {"output"},
+       .first_wrong = {"output", "lse"},
        .plants = plants(one_empty, merge_without_empty_blocks()),
        .innocent = {plant(ring, merge_without_empty_blocks())}},
       {.id = "P5",
        .source = "NVIDIA-NeMo/Megatron-Bridge#3117",
        .kind = "M-PADDING",
        .text = "NaN in padding reaches what is computed",
-       .cause = "unwritten",
+       .cause = "ownership",
        .first_wrong = {"output"},
        .plants = plants(padded, "pads-unmasked"),
        .innocent = {}},

@@ -25,9 +25,9 @@ namespace {
 constexpr auto kDtypes = {c10::ScalarType::Double, c10::ScalarType::BFloat16};
 
 std::string case_id(const TrainingSpot& spot, c10::ScalarType dtype) {
-  return fmt::format("training/{}/{}/{}/{}/b{}.t8.g1x4x6.l1.h4.d16.s{}{}#3", spot.subject,
-                     mode_of(spot.mesh), spot.mesh, dtype_name(dtype), spot.batch, spot.steps,
-                     spot.words);
+  return fmt::format("training/{}/{}/{}/{}/b{}.t8.g1x4x6.l{}.h4.d16.s{}{}#3", spot.subject,
+                     mode_of(spot.mesh), spot.mesh, dtype_name(dtype), spot.batch, spot.layers,
+                     spot.steps, spot.words);
 }
 
 // A word "t<n>".
@@ -39,8 +39,7 @@ bool has_text(const std::string& words) {
 }
 
 std::string case_id(const AttentionSpot& spot, c10::ScalarType dtype) {
-  return fmt::format("attention/{}/{}/{}/{}/{}#3",
-                     has_text(spot.words) ? "joint" : "self",
+  return fmt::format("attention/{}/{}/{}/{}/{}#3", has_text(spot.words) ? "joint" : "self",
                      mode_of(spot.mesh), spot.mesh, dtype_name(dtype), spot.words);
 }
 

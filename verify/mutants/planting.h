@@ -13,7 +13,7 @@ struct TrainingSpot {
   std::string mesh;  // "dp2.ring1.ulysses2.fsdp4"
   std::string words = {};
   std::string subject = "qwenimage";
-  int batch = 1, steps = 1;
+  int batch = 1, steps = 1, layers = 1;
   TrainingSpot with(const std::string& more) const {
     TrainingSpot spot = *this;
     spot.words += "." + more;
