@@ -62,8 +62,11 @@ class SimWork final : public c10d::Work {
 // All calls of a coalesced step.
 class StepWork final : public c10d::Work {
  public:
-  explicit StepWork(std::vector<WorkPtr> works) : works_(std::move(works)) {}
+  // `release`: issues what a fault still holds back of the step.
+  StepWork(std::vector<WorkPtr> works, std::function<void()> release)
+      : works_(std::move(works)), release_(std::move(release)) {}
   bool wait(std::chrono::milliseconds timeout) override {
+    release_();
     for (WorkPtr& work : works_) work->wait(timeout);
     finish();
     return true;
@@ -71,6 +74,7 @@ class StepWork final : public c10d::Work {
 
  private:
   std::vector<WorkPtr> works_;
+  std::function<void()> release_;
 };
 
 ReduceOperation operation(const c10d::ReduceOp& op) {
@@ -173,7 +177,9 @@ SimBackend::Work SimBackend::post(const CollectiveCall& call, const Tensors& res
     work->never_made();
     return work;
   }
-  if (fault && fault->kind == FaultKind::kHoldBack) {
+  // A send and the receive beside it, torn apart, would wait for each other all around a ring.
+  const bool pair = coalescing_ && (call.kind == CallKind::kSend || call.kind == CallKind::kRecv);
+  if (fault && fault->kind == FaultKind::kHoldBack && !pair) {
     release_held();
     held_ = do_post;
     work->before_wait([this] { release_held(); });
@@ -277,7 +283,7 @@ SimBackend::Work SimBackend::endCoalescing() {
   SP_CHECK(coalescing_, "no coalesced step is open in group '{}'", name_);
   coalescing_ = false;
   state_.rendezvous->end_step(state_.rank);
-  return c10::make_intrusive<StepWork>(std::exchange(coalesced_, {}));
+  return c10::make_intrusive<StepWork>(std::exchange(coalesced_, {}), [this] { release_held(); });
 }
 
 }  // namespace shardproof::sim
