@@ -188,6 +188,8 @@ void add_mutants(CLI::App& app, cli::MutantsOptions& o) {
       ->delimiter(',')
       ->allow_extra_args(false);
   mutants->add_flag("--list", o.list, "Show what is in the catalogue; plant nothing");
+  mutants->add_option("--seed", o.seed, "Seed of the cases' data (0: as in the catalogue)")
+      ->capture_default_str();
   mutants->add_option("--device", o.device, "cpu or cuda")->capture_default_str();
   mutants->add_flag("--quiet", o.quiet, "Print the last line only");
   mutants->add_option("--json", o.json, "Write the matrix as JSON");

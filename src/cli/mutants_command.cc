@@ -69,8 +69,10 @@ int run_mutants(const MutantsOptions& o) {
   }
   for (const std::string* path : {&o.json, &o.html}) check_output(*path);
   const verify::RunOptions options = run_options(o);
-  const verify::RunFacts facts{commit(), o.command, utc_now(), 3, describe_machine(options.device)};
-  const verify::MutantRun run = verify::run_mutants(mutants, options);
+  const verify::RunFacts facts{commit(), o.command, utc_now(), o.seed,
+                               describe_machine(options.device)};
+  const verify::MutantRun run =
+      verify::run_mutants(mutants, options, o.seed == 0 ? std::nullopt : std::optional(o.seed));
   if (!o.json.empty()) write_file_atomically(o.json, verify::mutants_to_json(run, facts));
   if (!o.html.empty()) write_file_atomically(o.html, verify::mutants_to_html(run, facts));
   fmt::print("{}", o.quiet ? verify::mutants_summary(run) + "\n"

@@ -9,6 +9,7 @@ namespace shardproof::cli {
 struct MutantsOptions {
   std::vector<std::string> only;  // ids of the catalogue; empty: all
   bool list = false;
+  uint64_t seed = 0;  // 0: the catalogue's own
   std::string device = "cpu";
   bool quiet = false;
   std::string json, html;

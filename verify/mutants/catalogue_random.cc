@@ -22,7 +22,7 @@ std::vector<Plant> same_on_all_replicas(const ModelSpot& spot, const std::string
       const ModelCase c = ModelCase::parse(id);
       inputs[input] = replica_passes(c, draw_model_data(c), 0)[0].inputs[input];
     };
-    all.push_back({id, subject});
+    all.push_back({id, subject, /*one_seed=*/true});
   }
   return all;
 }

@@ -16,6 +16,8 @@ namespace shardproof::verify {
 struct Plant {
   std::string case_id;
   std::variant<AttentionSubject, ModelSubject, TrainingSubject> subject;
+  // The subject draws the case's data itself: it fits no other seed.
+  bool one_seed = false;
 };
 
 struct Mutant {

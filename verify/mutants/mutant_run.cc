@@ -64,6 +64,14 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
   });
 }
 
+Plant with_seed(const Plant& plant, std::optional<uint64_t> seed) {
+  Plant other = plant;
+  const size_t hash = plant.case_id.rfind('#');
+  if (seed && !plant.one_seed)
+    other.case_id = fmt::format("{}#{}", plant.case_id.substr(0, hash), *seed);
+  return other;
+}
+
 // The same subject without anything planted.
 Plant without_mutant(const Plant& plant) {
   Plant clean = plant;
@@ -183,17 +191,19 @@ std::vector<std::string> MutantRun::false_alarms() const {
 
 bool MutantRun::holds() const { return killed() == expressible() && false_alarms().empty(); }
 
-MutantRun run_mutants(const std::vector<Mutant>& mutants, const RunOptions& options) {
+MutantRun run_mutants(const std::vector<Mutant>& mutants, const RunOptions& options,
+                      std::optional<uint64_t> seed) {
   std::vector<CasePtr> cases;
   std::set<std::string> clean_ids;
   std::vector<Plant> clean;
   for (const Mutant& mutant : mutants) {
-    for (const Plant& plant : mutant.plants) {
+    for (const Plant& original : mutant.plants) {
+      const Plant plant = with_seed(original, seed);
       cases.push_back(std::make_shared<PlantedCheck>(plant));
       if (clean_ids.insert(plant.case_id).second) clean.push_back(without_mutant(plant));
     }
     for (const Plant& plant : mutant.innocent) {
-      cases.push_back(std::make_shared<PlantedCheck>(plant));
+      cases.push_back(std::make_shared<PlantedCheck>(with_seed(plant, seed)));
     }
   }
   for (const Plant& plant : clean) cases.push_back(std::make_shared<PlantedCheck>(plant));

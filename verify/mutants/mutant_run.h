@@ -1,5 +1,6 @@
 // Plants mutants and looks at what the checks say.
 #pragma once
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -50,8 +51,10 @@ struct MutantRun {
   bool holds() const;
 };
 
-// On all cores; `options`: of the runner, faults and shrinking aside.
-MutantRun run_mutants(const std::vector<Mutant>& mutants, const RunOptions& options);
+// On all cores; `options`: of the runner, faults and shrinking aside. `seed`: of the cases' data;
+// nothing: the catalogue's own.
+MutantRun run_mutants(const std::vector<Mutant>& mutants, const RunOptions& options,
+                      std::optional<uint64_t> seed = {});
 
 // Name of the first wrong tensor of a case, else of its first failing check; empty if none.
 std::string first_finding(const CaseResult& result);
