@@ -32,6 +32,7 @@ enum class TensorRole {
   kGradV,
   kModelOutput,       // of a whole model or of one of its blocks
   kModelGrad,         // of a parameter or an input of a model
+  kModelStep,         // what an optimizer makes of gradients: squares, quotients
   kModelConditioning  // gradient of a number: a timestep, a position; sums of large terms that
                       // cancel
 };

@@ -104,7 +104,8 @@ class BudgetJudge {
     const Tensor magnitude = expected.abs();
     Judged judged;
     judged.name = name;
-    judged.role = TensorRole::kModelGrad;
+    const bool linear = !name.ends_with(":update") && !name.ends_with(":exp_avg_sq");
+    judged.role = linear ? TensorRole::kModelGrad : TensorRole::kModelStep;
     judged.dtype = c_.model.dtype;
     judged.result = result;
     judged.reference = plain_.at(name);
