@@ -7,7 +7,7 @@ const std::vector<Mutant>& mutant_catalogue() {
     std::vector<Mutant> all;
     for (const auto& part :
          {scale_mutants(), norm_mutants(), attention_bugs(), layout_mutants(), position_mutants(),
-          random_mutants(), collective_mutants(), parameter_mutants()}) {
+          random_mutants(), collective_mutants(), parameter_mutants(), own_mutants()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     for (Mutant& mutant : all) {

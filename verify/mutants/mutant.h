@@ -49,5 +49,6 @@ std::vector<Mutant> position_mutants();    // P: positions, masks, padding
 std::vector<Mutant> random_mutants();      // R: seeds and dropout
 std::vector<Mutant> collective_mutants();  // H, X: order, omission, reuse
 std::vector<Mutant> parameter_mutants();   // F: frozen, unused, unsharded parameters
+std::vector<Mutant> own_mutants();         // O: of nobody, and accepted by published tests
 
 }  // namespace shardproof::verify
