@@ -140,7 +140,7 @@ TEST_CASE("hypothesis: planted faults", "[verify][hypothesis]") {
         "layout");
   CHECK(kind_of_mutant("lse-ignored", "attention/self/ring/ring4/fp64/default") == "layout");
   CHECK(kind_of_mutant("wait-omitted", "attention/self/ulysses/ulysses2/fp64/default") ==
-        "unwritten");
+        "unwritten");  // behind the wait that the trace misses
   CHECK(kind_of_mutant("merge-low-precision", "attention/self/ring/ring4/bf16/b2.i48.d32") ==
         "precision");
 }

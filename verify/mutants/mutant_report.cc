@@ -123,6 +123,12 @@ Json mutant_json(const MutantOutcome& outcome) {
   return json;
 }
 
+// Wide cells for sentences, narrow ones for the matrix of published tests.
+constexpr const char* kTableStyle = R"(
+td.bug { min-width: 20rem; } td:last-child { min-width: 0; } table.peers td { text-align: center; }
+table.peers th.test { writing-mode: vertical-rl; vertical-align: bottom; }
+)";
+
 std::string peer_cell(MutantOutcome::Peer peer) {
   switch (peer) {
     case MutantOutcome::Peer::kAccepts:
@@ -136,22 +142,52 @@ std::string peer_cell(MutantOutcome::Peer peer) {
 
 std::string cell(const std::string& text) { return "<td>" + escape_text(text) + "</td>"; }
 
+std::string id_cell(const Mutant& mutant) {
+  if (mutant.link.empty()) return cell(mutant.id);
+  return fmt::format("<td><a href=\"{}\">{}</a></td>", escape_attribute(mutant.link),
+                     escape_text(mutant.id));
+}
+
 std::string mutant_row(const MutantOutcome& outcome) {
   const Mutant& mutant = outcome.mutant;
-  std::string out = "<tr>";
-  out += mutant.link.empty() ? cell(mutant.id)
-                             : fmt::format("<td><a href=\"{}\">{}</a></td>",
-                                           escape_attribute(mutant.link), escape_text(mutant.id));
-  out += cell(mutant.text) + cell(mutant.kind);
+  std::string out = "<tr>" + id_cell(mutant);
+  out += fmt::format("<td class=\"bug\">{}</td>", escape_text(mutant.text)) + cell(mutant.kind);
   if (!outcome.expressible()) {
-    return out + fmt::format("<td colspan=\"{}\">not planted: {}</td></tr>\n",
-                             peer_names().size() + 4, escape_text(mutant.inexpressible));
+    return out + fmt::format("<td colspan=\"4\">not planted: {}</td></tr>\n",
+                             escape_text(mutant.inexpressible));
   }
   out += fmt::format("<td class=\"{}\">{}</td>", outcome.killed() ? "pass" : "fail",
                      outcome.killed() ? escape_text(joined(outcome.killed_by())) : "survived");
-  out += cell(finding(outcome)) + cell(first_cause(outcome)) + cell(remark(outcome));
+  return out + cell(finding(outcome)) + cell(first_cause(outcome)) + cell(remark(outcome)) +
+         "</tr>\n";
+}
+
+std::string peer_row(const MutantOutcome& outcome) {
+  std::string out = "<tr>" + id_cell(outcome.mutant);
   for (const std::string& name : peer_names()) out += peer_cell(outcome.peer(name));
   return out + "</tr>\n";
+}
+
+std::string bug_table(const MutantRun& run) {
+  std::string out = "<div class=\"scroll\"><table>\n<tr>";
+  for (const char* head : {"id", "bug", "class", "killed by", "first wrong", "cause", "remark"}) {
+    out += fmt::format("<th>{}</th>", head);
+  }
+  out += "</tr>\n";
+  for (const MutantOutcome& outcome : run.outcomes) out += mutant_row(outcome);
+  return out + "</table></div>\n";
+}
+
+std::string peer_table(const MutantRun& run) {
+  std::string out = "<div class=\"scroll\"><table class=\"peers\">\n<tr><th>id</th>";
+  for (const std::string& name : peer_names()) {
+    out += "<th class=\"test\">" + escape_text(name) + "</th>";
+  }
+  out += "</tr>\n";
+  for (const MutantOutcome& outcome : run.outcomes) {
+    if (outcome.expressible()) out += peer_row(outcome);
+  }
+  return out + "</table></div>\n";
 }
 
 }  // namespace
@@ -216,19 +252,20 @@ std::string mutants_to_html(const MutantRun& run, const RunFacts& facts) {
   std::string out = fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<title>Shardproof kill matrix</title>\n<style>{}</style>\n</head>\n<body>\n<h1>{}</h1>\n",
-      kPageStyle, escape_text(mutants_summary(run)));
+      "<title>Shardproof kill matrix</title>\n<style>{}{}</style>\n</head>\n<body>\n<h1>{}</h1>\n",
+      kPageStyle, kTableStyle, escape_text(mutants_summary(run)));
   out +=
-      "<p>Each row is a bug that was found in public code, planted here on purpose. Behind our own "
-      "checks: what the fixed tolerances of published tests say of the same numbers (a dash: the "
-      "test does not run such code or dtype).</p>\n<div class=\"scroll\"><table>\n<tr>";
-  for (const char* head : {"id", "bug", "class", "killed by", "first wrong", "cause", "remark"}) {
-    out += fmt::format("<th>{}</th>", head);
-  }
-  for (const std::string& name : peer_names()) out += "<th>" + escape_text(name) + "</th>";
-  out += "</tr>\n";
-  for (const MutantOutcome& outcome : run.outcomes) out += mutant_row(outcome);
-  out += "</table></div>\n<h2>Run</h2>\n<dl>\n";
+      "<p>Each row is a bug that was found in public code (O: nobody's), planted here on purpose. "
+      "Killed by: which of our checks see it. FWD output of attention, a block or a model; LOSS; "
+      "GRAD gradients before clipping; NORM their norm; STEP what the optimizer makes of them; the "
+      "others are checks of traffic, ownership, waiting and bits. First wrong: the first tensor in "
+      "program order, or check, that the verdict names; cause: its first hypothesis.</p>\n";
+  out += bug_table(run);
+  out +=
+      "<h2>Published tests on the same numbers</h2>\n<p>Their criteria (fixed tolerances, one norm "
+      "of all gradients) on the tensors that we judge; a dash: the test does not run such code or "
+      "dtype.</p>\n";
+  out += peer_table(run) + "<h2>Run</h2>\n<dl>\n";
   const auto define = [&](const std::string& name, const std::string& text) {
     out += "<dt>" + escape_text(name) + "</dt><dd>" + escape_text(text) + "</dd>\n";
   };
