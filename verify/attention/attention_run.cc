@@ -81,7 +81,8 @@ attention::StreamQkv stream_inputs(const AttentionCase& c, const AttentionData& 
   Tensor q = take_rows(replica.q, part), k = take_rows(replica.k, part),
          v = take_rows(replica.v, part);
   if (c.strided && c.heads == c.kv_heads) {
-    const Tensor packed = at::stack({q, k, v}, 2);  // [B,rows,3,H,D]
+    // [B,rows,3,H,D]; a copy of a view to a device would be dense.
+    const Tensor packed = at::stack({q, k, v}, 2).to(device);
     q = packed.select(2, 0), k = packed.select(2, 1), v = packed.select(2, 2);
   }
   const auto leaf = [&](const Tensor& x) { return x.to(device).detach().requires_grad_(true); };

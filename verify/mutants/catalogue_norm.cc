@@ -19,8 +19,9 @@ double squares(const Tensors& tensors, double weight) {
   return sum;
 }
 
-double sum_over(const comm::Communicator& group, double x) {
-  return group.all_reduce(at::full({1}, x, at::kDouble)).wait().item<double>();
+double sum_over(const comm::Communicator& group, double x, at::Device device) {
+  const at::Tensor number = at::full({1}, x, at::TensorOptions(device).dtype(at::kDouble));
+  return group.all_reduce(number).wait().item<double>();
 }
 
 TrainingSubject norm(std::function<double(const Tensors&, const comm::FsdpMesh&)> wrong) {
@@ -30,18 +31,20 @@ TrainingSubject norm(std::function<double(const Tensors&, const comm::FsdpMesh&)
 }
 
 double over_world(const Tensors& tensors, const comm::FsdpMesh& mesh) {
-  return std::sqrt(sum_over(mesh.world(), squares(tensors, 1.0 / mesh.world().size())));
+  return std::sqrt(
+      sum_over(mesh.world(), squares(tensors, 1.0 / mesh.world().size()), mesh.device()));
 }
 // Traffic stays as it is: what is wrong is what is done with it.
 double of_own_shard(const Tensors& tensors, const comm::FsdpMesh& mesh) {
-  sum_over(mesh.shards(), 0);
+  sum_over(mesh.shards(), 0, mesh.device());
   return std::sqrt(squares(tensors, 1));
 }
 double replicated_each_time(const Tensors& tensors, const comm::FsdpMesh& mesh) {
-  return std::sqrt(sum_over(mesh.shards(), squares(tensors, 1)));
+  return std::sqrt(sum_over(mesh.shards(), squares(tensors, 1), mesh.device()));
 }
 double mean_of_norms(const Tensors& tensors, const comm::FsdpMesh& mesh) {
-  return sum_over(mesh.shards(), std::sqrt(squares(tensors, 1))) / mesh.shards().size();
+  return sum_over(mesh.shards(), std::sqrt(squares(tensors, 1)), mesh.device()) /
+         mesh.shards().size();
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ struct Plant {
   std::variant<AttentionSubject, ModelSubject, TrainingSubject> subject;
   // The subject draws the case's data itself: it fits no other seed.
   bool one_seed = false;
+  bool cpu_only = false;  // what catches it is judged on a CPU only
 };
 
 struct Mutant {

@@ -72,6 +72,19 @@ Plant with_seed(const Plant& plant, std::optional<uint64_t> seed) {
   return other;
 }
 
+// As it can be planted on the device, with data of the seed.
+Mutant prepared(Mutant mutant, at::Device device, std::optional<uint64_t> seed) {
+  if (!device.is_cpu()) {
+    std::erase_if(mutant.plants, [](const Plant& plant) { return plant.cpu_only; });
+    if (mutant.plants.empty() && mutant.inexpressible.empty()) {
+      mutant.inexpressible = "what catches it is judged on a CPU only";
+    }
+  }
+  for (Plant& plant : mutant.plants) plant = with_seed(plant, seed);
+  for (Plant& plant : mutant.innocent) plant = with_seed(plant, seed);
+  return mutant;
+}
+
 // The same subject without anything planted.
 Plant without_mutant(const Plant& plant) {
   Plant clean = plant;
@@ -191,19 +204,20 @@ std::vector<std::string> MutantRun::false_alarms() const {
 
 bool MutantRun::holds() const { return killed() == expressible() && false_alarms().empty(); }
 
-MutantRun run_mutants(const std::vector<Mutant>& mutants, const RunOptions& options,
+MutantRun run_mutants(const std::vector<Mutant>& catalogue, const RunOptions& options,
                       std::optional<uint64_t> seed) {
+  std::vector<Mutant> mutants;
   std::vector<CasePtr> cases;
   std::set<std::string> clean_ids;
   std::vector<Plant> clean;
-  for (const Mutant& mutant : mutants) {
-    for (const Plant& original : mutant.plants) {
-      const Plant plant = with_seed(original, seed);
+  for (const Mutant& mutant : catalogue) {
+    mutants.push_back(prepared(mutant, options.device, seed));
+    for (const Plant& plant : mutants.back().plants) {
       cases.push_back(std::make_shared<PlantedCheck>(plant));
       if (clean_ids.insert(plant.case_id).second) clean.push_back(without_mutant(plant));
     }
-    for (const Plant& plant : mutant.innocent) {
-      cases.push_back(std::make_shared<PlantedCheck>(with_seed(plant, seed)));
+    for (const Plant& plant : mutants.back().innocent) {
+      cases.push_back(std::make_shared<PlantedCheck>(plant));
     }
   }
   for (const Plant& plant : clean) cases.push_back(std::make_shared<PlantedCheck>(plant));

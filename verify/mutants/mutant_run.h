@@ -53,7 +53,7 @@ struct MutantRun {
 
 // On all cores; `options`: of the runner, faults and shrinking aside. `seed`: of the cases' data;
 // nothing: the catalogue's own.
-MutantRun run_mutants(const std::vector<Mutant>& mutants, const RunOptions& options,
+MutantRun run_mutants(const std::vector<Mutant>& catalogue, const RunOptions& options,
                       std::optional<uint64_t> seed = {});
 
 // Name of the first wrong tensor of a case, else of its first failing check; empty if none.
