@@ -14,6 +14,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,6 +60,9 @@ struct Judged {
   double typical_error = 0;
   std::optional<double> fixed_limit;  // takes the place of the budget (goldens of models)
 };
+
+// Told each tensor of a case before it is judged; the spans live only until it returns.
+using JudgedObserver = std::function<void(const Judged&)>;
 
 struct Judgement {
   TensorResult result;       // all but `where`

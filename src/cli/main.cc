@@ -190,6 +190,17 @@ void add_mutants(CLI::App& app, cli::MutantsOptions& o) {
   mutants->add_flag("--list", o.list, "Show what is in the catalogue; plant nothing");
   mutants->add_option("--seed", o.seed, "Seed of the cases' data (0: as in the catalogue)")
       ->capture_default_str();
+  CLI::Option* power = mutants->add_flag(
+      "--power", o.power, "Instead: how small an error do the checks see, and published tests?");
+  mutants->add_option("--seeds", o.seeds, "Cases of each kind and dtype")
+      ->needs(power)
+      ->capture_default_str();
+  mutants
+      ->add_option("--correct", o.correct,
+                   "So many more correct cases of attention, and a twentieth of models, only to "
+                   "count false alarms")
+      ->needs(power)
+      ->capture_default_str();
   mutants->add_option("--device", o.device, "cpu or cuda")->capture_default_str();
   mutants->add_flag("--quiet", o.quiet, "Print the last line only");
   mutants->add_option("--json", o.json, "Write the matrix as JSON");
@@ -199,6 +210,8 @@ void add_mutants(CLI::App& app, cli::MutantsOptions& o) {
       "  ./shardproof mutants                      the whole catalogue, on this CPU\n"
       "  ./shardproof mutants --only A1,S5 --json matrix.json\n"
       "  ./shardproof mutants --html matrix.html\n"
+      "  ./shardproof mutants --power --html power.html\n"
+      "  ./shardproof mutants --power --seeds 200 --correct 20000 --json power.json\n"
       "Exit codes: 0 all that can be planted are caught, without a false alarm; 1 not; 2 bad usage "
       "or input, 3 the machine lacks something, 4 internal error");
 }

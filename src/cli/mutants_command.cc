@@ -9,6 +9,7 @@
 #include "cli/machine.h"
 #include "cli/mutants_options.h"
 #include "cli/nearest.h"
+#include "cli/power_command.h"
 #include "comm/device.h"
 #include "verify/mutants/mutant_report.h"
 
@@ -69,6 +70,7 @@ int run_mutants(const MutantsOptions& o) {
   }
   for (const std::string* path : {&o.json, &o.html}) check_output(*path);
   const verify::RunOptions options = run_options(o);
+  if (o.power) return run_power(o, options);
   const verify::RunFacts facts{commit(), o.command, utc_now(), o.seed,
                                describe_machine(options.device)};
   const verify::MutantRun run =

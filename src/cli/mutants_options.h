@@ -10,6 +10,9 @@ struct MutantsOptions {
   std::vector<std::string> only;  // ids of the catalogue; empty: all
   bool list = false;
   uint64_t seed = 0;  // 0: the catalogue's own
+  bool power = false;   // instead: how small an error the checks see
+  int64_t seeds = 200;  // of which so many cases of each kind and dtype,
+  int64_t correct = 0;  // and so many more that only must not alarm
   std::string device = "cpu";
   bool quiet = false;
   std::string json, html;

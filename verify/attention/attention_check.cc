@@ -35,7 +35,7 @@ constexpr Named kTensors[] = {
 
 void judge_one(const Named& named, const AttentionCase& c, const AttentionData& data,
                const AttentionTensors& result, const AttentionTensors& reference,
-               const Observer& observe, CaseResult& verdict) {
+               const AttentionSubject& subject, CaseResult& verdict) {
   Judged judged;
   judged.name = named.name;
   judged.role = named.role;
@@ -44,11 +44,13 @@ void judge_one(const Named& named, const AttentionCase& c, const AttentionData& 
   judged.reference = reference.*(named.tensor);
   judged.oracle = data.reference.*(named.oracle);
   if (named.magnitude) judged.magnitude = data.reference.*(named.magnitude);
+  if (subject.keep) subject.keep(judged);
   Judgement judgement = judge(judged);
-  if (observe) {
+  if (subject.observe) {
     const Tensor oracle =
         at::tensor(at::ArrayRef<double>(judged.oracle.data(), judged.oracle.size()));
-    observe(named.name, judged.result, judged.reference, oracle.view(judged.result.sizes()));
+    subject.observe(named.name, judged.result, judged.reference,
+                    oracle.view(judged.result.sizes()));
   }
   if (judgement.result.status == Status::kFail) {
     judgement.result.where = localise(c, named.role, judged.result, judged.oracle);
@@ -96,7 +98,7 @@ void judge_case(const AttentionCase& c, const AttentionSubject& subject, Worlds&
   if (!run.completed) return;
   const AttentionTensors reference = run_whole(c, data, worlds.device());
   for (const Named& named : kTensors) {
-    judge_one(named, c, data, run.tensors, reference, subject.observe, result);
+    judge_one(named, c, data, run.tensors, reference, subject, result);
   }
   if (must_be_bitwise(c, worlds.device())) {
     result.checks.push_back(check_bitwise(run.tensors, reference));

@@ -101,14 +101,15 @@ class Judge {
     typical_error_ = same || golden_ ? 0 : typical_error();
   }
 
-  void judge_all(const ModelTensors& tensors, const Observer& observe, CaseResult& result) const {
+  void judge_all(const ModelTensors& tensors, const ModelSubject& subject,
+                 CaseResult& result) const {
     for (const auto& [name, x] : plain_) {
       if (!tensors.contains(name)) {
         result.checks.push_back({"coverage", Status::kFail, name + " was not delivered"});
       }
     }
     for (const std::string& name : program_order(data_, tensors)) {
-      if (plain_.contains(name)) judge_one(name, tensors.at(name), observe, result);
+      if (plain_.contains(name)) judge_one(name, tensors.at(name), subject, result);
     }
   }
 
@@ -125,7 +126,7 @@ class Judge {
     return median(std::move(errors));
   }
 
-  void judge_one(const std::string& name, const Tensor& result, const Observer& observe,
+  void judge_one(const std::string& name, const Tensor& result, const ModelSubject& subject,
                  CaseResult& verdict) const {
     const Tensor expected =
         (golden_ ? golden_value(*golden_, name) : oracle_.at(name)).to(at::kDouble).contiguous();
@@ -145,8 +146,9 @@ class Judge {
     judged.oracle = elements(expected);
     judged.magnitude = elements(magnitude);
     if (golden_) judged.fixed_limit = golden_limit(c_, *golden_, name);
+    if (subject.keep) subject.keep(judged);
     Judgement judgement = judge(judged);
-    if (observe) observe(name, result, judged.reference, expected);
+    if (subject.observe) subject.observe(name, result, judged.reference, expected);
     if (judgement.result.status == Status::kFail) {
       judgement.result.where = locate(c_, data_, name, result, expected);
     }
@@ -179,7 +181,7 @@ void judge_case(const ModelCase& c, const ModelSubject& subject, Worlds& worlds,
   ModelRun run = run_parallel_model(c, data, subject, world);
   result.checks = std::move(run.checks);
   if (run.completed)
-    Judge(c, data, golden, worlds.device()).judge_all(run.tensors, subject.observe, result);
+    Judge(c, data, golden, worlds.device()).judge_all(run.tensors, subject, result);
 }
 
 }  // namespace

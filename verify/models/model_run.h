@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sim/fault_plan.h"
+#include "verify/budget.h"
 #include "verify/models/model_data.h"
 #include "verify/peers/peer_tests.h"
 #include "verify/rank_world.h"
@@ -26,7 +27,8 @@ struct ModelSubject {
   std::function<std::unique_ptr<models::ParallelContext>(const comm::Mesh&, models::ParallelOptions,
                                                          int world_rank)>
       make_context;
-  Observer observe;  // told what is judged; may be empty
+  Observer observe;     // told what is judged; may be empty
+  JudgedObserver keep;  // told what judging a tensor again takes; may be empty
 };
 
 // Whole tensors by name: block.<i>.hidden_states, block.<i>.encoder_hidden_states, output,

@@ -89,17 +89,19 @@ class BudgetJudge {
     typical_error_ = median(std::move(errors));
   }
 
-  void judge(const TrainingTensors& tensors, const Observer& observe, CaseResult& result) const {
+  void judge(const TrainingTensors& tensors, const TrainingSubject& subject,
+             CaseResult& result) const {
     judge_all(c_, data_, oracle_, tensors, result, [&](const std::string& name, const Tensor& x) {
-      if (observe && name.starts_with("step0/")) {
-        observe(name, x, plain_.at(name), oracle_.at(name));
+      if (subject.observe && name.starts_with("step0/")) {
+        subject.observe(name, x, plain_.at(name), oracle_.at(name));
       }
-      return judge_one(name, x);
+      return judge_one(name, x, subject.keep);
     });
   }
 
  private:
-  TensorResult judge_one(const std::string& name, const Tensor& result) const {
+  TensorResult judge_one(const std::string& name, const Tensor& result,
+                         const JudgedObserver& keep) const {
     const Tensor expected = oracle_.at(name).to(at::kDouble).contiguous();
     const Tensor magnitude = expected.abs();
     Judged judged;
@@ -113,6 +115,7 @@ class BudgetJudge {
     judged.magnitude = elements(magnitude);
     judged.typical_error = typical_error_;
     if (c_.model.dtype == at::kDouble) judged.fixed_limit = kExactLimit;
+    if (keep) keep(judged);
     return verify::judge(judged).result;
   }
 
@@ -167,7 +170,7 @@ CaseResult check_training(const TrainingCase& c, const TrainingSubject& subject,
     if (reference == TrainingReference::kMatched) {
       judge_matched(c, data, run.tensors, worlds.device(), result);
     } else {
-      BudgetJudge(c, data, worlds.device()).judge(run.tensors, subject.observe, result);
+      BudgetJudge(c, data, worlds.device()).judge(run.tensors, subject, result);
     }
   });
 }
