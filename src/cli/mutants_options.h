@@ -9,6 +9,9 @@ namespace shardproof::cli {
 struct MutantsOptions {
   std::vector<std::string> only;  // ids of the catalogue; empty: all
   bool list = false;
+  // Random mutants instead of the catalogue: this many of the seed, from this number on; 0: none.
+  int64_t fuzz = 0, from = 0;
+  uint64_t seed = 1;
   std::string device = "cpu";
   bool quiet = false;
   std::string json, html;

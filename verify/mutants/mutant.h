@@ -12,10 +12,12 @@
 
 namespace shardproof::verify {
 
+using AnySubject = std::variant<AttentionSubject, ModelSubject, TrainingSubject>;
+
 // A case with a mutant in it.
 struct Plant {
   std::string case_id;
-  std::variant<AttentionSubject, ModelSubject, TrainingSubject> subject;
+  AnySubject subject;
 };
 
 struct Mutant {

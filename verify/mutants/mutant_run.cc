@@ -64,14 +64,13 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
   });
 }
 
-// The same subject without anything planted.
+}  // namespace
+
 Plant without_mutant(const Plant& plant) {
   Plant clean = plant;
   std::visit([](auto& subject) { subject = {}; }, clean.subject);
   return clean;
 }
-
-}  // namespace
 
 std::string first_finding(const CaseResult& result) {
   if (!result.first_wrong.empty()) return result.first_wrong;

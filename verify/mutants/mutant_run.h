@@ -53,6 +53,9 @@ struct MutantRun {
 // On all cores; `options`: of the runner, faults and shrinking aside.
 MutantRun run_mutants(const std::vector<Mutant>& mutants, const RunOptions& options);
 
+// The same case without anything planted.
+Plant without_mutant(const Plant& plant);
+
 // Name of the first wrong tensor of a case, else of its first failing check; empty if none.
 std::string first_finding(const CaseResult& result);
 
