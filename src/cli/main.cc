@@ -188,7 +188,9 @@ void add_mutants(CLI::App& app, cli::MutantsOptions& o) {
       ->delimiter(',')
       ->allow_extra_args(false);
   mutants->add_flag("--list", o.list, "Show what is in the catalogue; plant nothing");
-  mutants->add_option("--seed", o.seed, "Seed of the cases' data (0: as in the catalogue)")
+  mutants
+      ->add_option("--seed", o.seed,
+                   "Seed of the cases' data (0: as in the catalogue), or of the random mutants")
       ->capture_default_str();
   CLI::Option* power = mutants->add_flag(
       "--power", o.power, "Instead: how small an error do the checks see, and published tests?");
@@ -201,10 +203,19 @@ void add_mutants(CLI::App& app, cli::MutantsOptions& o) {
                    "count false alarms")
       ->needs(power)
       ->capture_default_str();
+  CLI::Option* fuzz =
+      mutants->add_option("--fuzz", o.fuzz, "Instead of the catalogue, this many random mutants")
+          ->check(CLI::Range(int64_t{1}, int64_t{10'000'000}));
+  mutants->add_option("--from", o.from, "Number of the first random mutant")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->needs(fuzz);
   mutants->add_option("--device", o.device, "cpu or cuda")->capture_default_str();
   mutants->add_flag("--quiet", o.quiet, "Print the last line only");
-  mutants->add_option("--json", o.json, "Write the matrix as JSON");
-  mutants->add_option("--html", o.html, "Write the matrix as a page");
+  mutants->add_option("--json", o.json, "Write the outcome as JSON");
+  CLI::Option* html = mutants->add_option("--html", o.html, "Write the matrix as a page");
+  for (const char* other : {"--only", "--list"}) fuzz->excludes(mutants->get_option(other));
+  fuzz->excludes(html);
   mutants->footer(
       "Examples:\n"
       "  ./shardproof mutants                      the whole catalogue, on this CPU\n"
@@ -212,7 +223,9 @@ void add_mutants(CLI::App& app, cli::MutantsOptions& o) {
       "  ./shardproof mutants --html matrix.html\n"
       "  ./shardproof mutants --power --html power.html\n"
       "  ./shardproof mutants --power --seeds 200 --correct 20000 --json power.json\n"
-      "Exit codes: 0 all that can be planted are caught, without a false alarm; 1 not; 2 bad usage "
+      "  ./shardproof mutants --fuzz 2000 --seed 1  random ones; each line replays what survived\n"
+      "Exit codes: 0 all that can be planted are caught, without a false alarm or, of random ones, "
+      "an error; 1 not; 2 bad usage "
       "or input, 3 the machine lacks something, 4 internal error");
 }
 

@@ -11,7 +11,7 @@
 #include "cli/nearest.h"
 #include "cli/power_command.h"
 #include "comm/device.h"
-#include "verify/mutants/mutant_report.h"
+#include "verify/mutants/fuzz_report.h"
 
 namespace shardproof::cli {
 namespace {
@@ -62,7 +62,21 @@ void check_output(const std::string& path) {
   }
 }
 
+int run_fuzz(const MutantsOptions& o) {
+  check_output(o.json);
+  const verify::RunOptions options = run_options(o);
+  const verify::RunFacts facts{commit(), o.command, utc_now(), o.seed,
+                               describe_machine(options.device)};
+  const verify::FuzzRun run = verify::run_fuzz(o.seed, o.from, o.fuzz, options);
+  if (!o.json.empty()) write_file_atomically(o.json, verify::fuzz_to_json(run, facts));
+  fmt::print("{}", o.quiet ? verify::fuzz_summary(run) + "\n"
+                           : verify::fuzz_to_terminal(run, isatty(STDOUT_FILENO)));
+  std::fflush(stdout);
+  return run.holds() ? 0 : static_cast<int>(ErrorKind::kViolation);
+}
+
 int run_mutants(const MutantsOptions& o) {
+  if (o.fuzz > 0) return run_fuzz(o);
   const std::vector<verify::Mutant> mutants = chosen(o);
   if (o.list) {
     list(mutants);

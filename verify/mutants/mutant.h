@@ -12,10 +12,12 @@
 
 namespace shardproof::verify {
 
+using AnySubject = std::variant<AttentionSubject, ModelSubject, TrainingSubject>;
+
 // A case with a mutant in it.
 struct Plant {
   std::string case_id;
-  std::variant<AttentionSubject, ModelSubject, TrainingSubject> subject;
+  AnySubject subject;
   // The subject draws the case's data itself: it fits no other seed.
   bool one_seed = false;
   bool cpu_only = false;  // what catches it is judged on a CPU only

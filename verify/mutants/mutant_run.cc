@@ -85,14 +85,13 @@ Mutant prepared(Mutant mutant, at::Device device, std::optional<uint64_t> seed) 
   return mutant;
 }
 
-// The same subject without anything planted.
+}  // namespace
+
 Plant without_mutant(const Plant& plant) {
   Plant clean = plant;
   std::visit([](auto& subject) { subject = {}; }, clean.subject);
   return clean;
 }
-
-}  // namespace
 
 std::string first_finding(const CaseResult& result) {
   if (!result.first_wrong.empty()) return result.first_wrong;

@@ -56,6 +56,9 @@ struct MutantRun {
 MutantRun run_mutants(const std::vector<Mutant>& catalogue, const RunOptions& options,
                       std::optional<uint64_t> seed = {});
 
+// The same case without anything planted.
+Plant without_mutant(const Plant& plant);
+
 // Name of the first wrong tensor of a case, else of its first failing check; empty if none.
 std::string first_finding(const CaseResult& result);
 

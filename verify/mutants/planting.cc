@@ -20,15 +20,15 @@ std::string case_id(const ModelSpot& spot, c10::ScalarType dtype) {
                      mode_of(spot.mesh), spot.mesh, dtype_name(dtype), spot.batch);
 }
 
-namespace {
-
-constexpr auto kDtypes = {c10::ScalarType::Double, c10::ScalarType::BFloat16};
-
 std::string case_id(const TrainingSpot& spot, c10::ScalarType dtype) {
   return fmt::format("training/{}/{}/{}/{}/b{}.t8.g1x4x6.l{}.h4.d16.s{}{}#3", spot.subject,
                      mode_of(spot.mesh), spot.mesh, dtype_name(dtype), spot.batch, spot.layers,
                      spot.steps, spot.words);
 }
+
+namespace {
+
+constexpr auto kDtypes = {c10::ScalarType::Double, c10::ScalarType::BFloat16};
 
 // A word "t<n>".
 bool has_text(const std::string& words) {

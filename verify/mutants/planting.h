@@ -41,6 +41,7 @@ struct AttentionSpot {
 
 // Their ids, in one of the dtypes below.
 std::string case_id(const ModelSpot& spot, c10::ScalarType dtype);
+std::string case_id(const TrainingSpot& spot, c10::ScalarType dtype);
 
 // A fault of verify/mutants/attention_mutants.h. Errors (kInternal): no such fault, or not in this
 // case.
