@@ -127,6 +127,12 @@ Found bypass(const Symptoms& s) {
                     check->detail};
 }
 
+Found common_scale(const Symptoms& s) {
+  const CheckResult* check = s.failed("scale");
+  if (!check || s.first_wrong()) return {};
+  return Hypothesis{"scale", check->detail, "no single tensor shows it"};
+}
+
 Found nondeterminism(const Symptoms& s) {
   const CheckResult* check = s.failed("bitwise");
   if (!check || s.first_wrong()) return {};
@@ -247,8 +253,8 @@ Found place(const Symptoms&, const TensorResult& t) {
 std::vector<Hypothesis> suggest(const CaseResult& result, const comm::MeshShape& mesh) {
   const Symptoms symptoms{result, mesh};
   std::vector<Hypothesis> found;
-  for (const auto detect :
-       {race, missing_wait, collective_order, partial, ownership, bypass, nondeterminism}) {
+  for (const auto detect : {race, missing_wait, collective_order, partial, ownership, bypass,
+                            common_scale, nondeterminism}) {
     if (Found hypothesis = detect(symptoms)) found.push_back(std::move(*hypothesis));
   }
   const TensorResult* wrong = symptoms.first_wrong();

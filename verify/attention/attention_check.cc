@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "verify/attention/localise.h"
 #include "verify/budget.h"
+#include "verify/common_scale.h"
 #include "verify/subject_check.h"
 
 namespace shardproof::verify {
@@ -99,6 +100,9 @@ void judge_case(const AttentionCase& c, const AttentionSubject& subject, Worlds&
   const AttentionTensors reference = run_whole(c, data, worlds.device());
   for (const Named& named : kTensors) {
     judge_one(named, c, data, run.tensors, reference, subject, result);
+  }
+  if (auto scale = check_common_scale(result.tensors, c.dtype)) {
+    result.checks.push_back(std::move(*scale));
   }
   if (must_be_bitwise(c, worlds.device())) {
     result.checks.push_back(check_bitwise(run.tensors, reference));

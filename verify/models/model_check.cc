@@ -8,6 +8,7 @@
 #include "verify/attention/localise.h"
 #include "verify/attention/ownership.h"
 #include "verify/budget.h"
+#include "verify/common_scale.h"
 #include "verify/subject_check.h"
 
 namespace shardproof::verify {
@@ -110,6 +111,9 @@ class Judge {
     }
     for (const std::string& name : program_order(data_, tensors)) {
       if (plain_.contains(name)) judge_one(name, tensors.at(name), subject, result);
+    }
+    if (auto scale = check_common_scale(result.tensors, c_.dtype)) {
+      result.checks.push_back(std::move(*scale));
     }
   }
 

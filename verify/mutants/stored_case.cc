@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "verify/attention/attention_check.h"
+#include "verify/common_scale.h"
 #include "verify/models/model_check.h"
 #include "verify/training/training_check.h"
 
@@ -34,12 +35,12 @@ Tensor StoredTensor::oracle() const {
   return at::tensor(at::ArrayRef<double>(oracle_)).view(tensor_.result.sizes());
 }
 
-bool StoredTensor::holds(const Tensor& numbers) const {
-  Judged judged = tensor_;
-  judged.result = numbers;
-  judged.oracle = oracle_;
-  judged.magnitude = magnitude_;
-  return judge(judged).result.status == Status::kPass;
+TensorResult StoredTensor::judged(const Tensor& numbers) const {
+  Judged numbers_of = tensor_;
+  numbers_of.result = numbers;
+  numbers_of.oracle = oracle_;
+  numbers_of.magnitude = magnitude_;
+  return judge(numbers_of).result;
 }
 
 bool StoredTensor::has_reference_bits(const Tensor& numbers) const {
@@ -53,11 +54,20 @@ bool StoredCase::is_bitwise() const {
 
 bool StoredCase::caught(const ErrorLine& line, double size) const {
   const bool bitwise = is_bitwise();
-  return std::any_of(line.begin(), line.end(), [&](const Change& change) {
+  std::vector<TensorResult> judged = result.tensors;
+  for (const Change& change : line) {
     const StoredTensor& tensor = tensors[change.tensor];
     const Tensor numbers = changed(tensor, change.direction, size);
-    return !tensor.holds(numbers) || (bitwise && !tensor.has_reference_bits(numbers));
-  });
+    const TensorResult now = tensor.judged(numbers);
+    if (now.status != Status::kPass || (bitwise && !tensor.has_reference_bits(numbers))) {
+      return true;
+    }
+    const auto same = std::find_if(judged.begin(), judged.end(),
+                                   [&](const TensorResult& t) { return t.name == now.name; });
+    if (same != judged.end()) *same = now;
+  }
+  const auto scale = check_common_scale(judged, dtype);
+  return scale && scale->status == Status::kFail;
 }
 
 std::vector<PeerVerdict> StoredCase::peers(const ErrorLine& line, double size) const {

@@ -26,7 +26,7 @@ class StoredTensor {
   at::Tensor reference() const;  // all
   at::Tensor oracle() const;
   // What our judge says of other numbers (fp64) in place of the result.
-  bool holds(const at::Tensor& changed) const;
+  TensorResult judged(const at::Tensor& changed) const;
   // The numbers, rounded to the tensor's dtype, have the bits of the run without SP.
   bool has_reference_bits(const at::Tensor& changed) const;
 

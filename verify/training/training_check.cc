@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "verify/budget.h"
+#include "verify/common_scale.h"
 #include "verify/dtype.h"
 #include "verify/models/model_run.h"
 #include "verify/subject_check.h"
@@ -97,6 +98,9 @@ class BudgetJudge {
       }
       return judge_one(name, x, subject.keep);
     });
+    if (auto scale = check_common_scale(result.tensors, c_.model.dtype)) {
+      result.checks.push_back(std::move(*scale));
+    }
   }
 
  private:
