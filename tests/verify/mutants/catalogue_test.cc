@@ -83,7 +83,7 @@ TEST_CASE("mutants: the matrix is written for programs and for people", "[mutant
   CHECK(first["id"] == "A1");
   CHECK(first["class"] == "M-STALEKV");
   CHECK(first["killed"] == true);
-  CHECK(first["by"] == nlohmann::json({"GRAD"}));
+  CHECK(first["by"].front() == "GRAD");  // and the scale that gradients have in common
   CHECK(first["location"]["first_wrong"] == "q:grad");
   CHECK(first["hypothesis"]["class"] == "backward");
   CHECK(first["peers"].size() >= 8);
