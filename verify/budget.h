@@ -61,8 +61,9 @@ struct Judged {
   std::optional<double> fixed_limit;  // takes the place of the budget (goldens of models)
 };
 
-// Told each tensor of a case before it is judged; the spans live only until it returns.
-using JudgedObserver = std::function<void(const Judged&)>;
+// Told each tensor of a case before it is judged, with all that judging it again takes; the spans
+// live only until it returns.
+using Observer = std::function<void(const Judged&)>;
 
 struct Judgement {
   TensorResult result;       // all but `where`

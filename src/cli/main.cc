@@ -190,7 +190,7 @@ void add_mutants(CLI::App& app, cli::MutantsOptions& o) {
   mutants->add_flag("--list", o.list, "Show what is in the catalogue; plant nothing");
   mutants
       ->add_option("--seed", o.seed,
-                   "Seed of the cases' data (0: as in the catalogue), or of the random mutants")
+                   "Seed of the cases' data (0: as in the catalogue), or of what is drawn")
       ->capture_default_str();
   CLI::Option* power = mutants->add_flag(
       "--power", o.power, "Instead: how small an error do the checks see, and published tests?");
@@ -214,7 +214,9 @@ void add_mutants(CLI::App& app, cli::MutantsOptions& o) {
   mutants->add_flag("--quiet", o.quiet, "Print the last line only");
   mutants->add_option("--json", o.json, "Write the outcome as JSON");
   CLI::Option* html = mutants->add_option("--html", o.html, "Write the matrix as a page");
-  for (const char* other : {"--only", "--list"}) fuzz->excludes(mutants->get_option(other));
+  for (const char* other : {"--only", "--list", "--power"}) {
+    fuzz->excludes(mutants->get_option(other));
+  }
   fuzz->excludes(html);
   mutants->footer(
       "Examples:\n"

@@ -1,7 +1,6 @@
 #include <ATen/ATen.h>
 
 #include <cstdio>
-#include <filesystem>
 
 #include "base/atomic_file.h"
 #include "base/error.h"
@@ -10,8 +9,10 @@
 #include "cli/mutants_options.h"
 #include "cli/nearest.h"
 #include "cli/power_command.h"
+#include "cli/run_support.h"
 #include "comm/device.h"
 #include "verify/mutants/fuzz_report.h"
+#include "verify/mutants/mutant_report.h"
 
 namespace shardproof::cli {
 namespace {
@@ -45,25 +46,11 @@ void list(const std::vector<verify::Mutant>& mutants) {
 verify::RunOptions run_options(const MutantsOptions& o) {
   verify::RunOptions run;
   run.device = comm::compute_device(o.device);
-  if (isatty(STDERR_FILENO) && !o.quiet) {
-    run.progress = [](size_t done, size_t all) {
-      fmt::print(stderr, "\r{}", done == all ? "\033[K" : fmt::format("{}/{} cases", done, all));
-    };
-  }
+  run.progress = progress_line(o.quiet);
   return run;
 }
 
-// An output that cannot be written is said before the work.
-void check_output(const std::string& path) {
-  if (path.empty()) return;
-  const auto folder = std::filesystem::absolute(path).parent_path();
-  if (!std::filesystem::is_directory(folder)) {
-    bad_input("cannot write {}: there is no folder {}", path, folder.string());
-  }
-}
-
 int run_fuzz(const MutantsOptions& o) {
-  check_output(o.json);
   const verify::RunOptions options = run_options(o);
   const verify::RunFacts facts{commit(), o.command, utc_now(), o.seed,
                                describe_machine(options.device)};
@@ -76,15 +63,15 @@ int run_fuzz(const MutantsOptions& o) {
 }
 
 int run_mutants(const MutantsOptions& o) {
+  check_outputs({o.json, o.html});
   if (o.fuzz > 0) return run_fuzz(o);
+  if (o.power) return run_power(o, run_options(o));
   const std::vector<verify::Mutant> mutants = chosen(o);
   if (o.list) {
     list(mutants);
     return 0;
   }
-  for (const std::string* path : {&o.json, &o.html}) check_output(*path);
   const verify::RunOptions options = run_options(o);
-  if (o.power) return run_power(o, options);
   const verify::RunFacts facts{commit(), o.command, utc_now(), o.seed,
                                describe_machine(options.device)};
   const verify::MutantRun run =

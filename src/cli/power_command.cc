@@ -19,6 +19,7 @@ int run_power(const MutantsOptions& o, const verify::RunOptions& run) {
   verify::PowerOptions options;
   options.seeds = o.seeds;
   options.correct = o.correct;
+  if (o.seed != 0) options.seed = o.seed;
   options.run = run;
   const verify::RunFacts facts{commit(), o.command, utc_now(), options.seed,
                                describe_machine(run.device)};

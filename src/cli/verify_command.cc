@@ -8,6 +8,7 @@
 #include "cli/commit.h"
 #include "cli/machine.h"
 #include "cli/nearest.h"
+#include "cli/run_support.h"
 #include "cli/verify_options.h"
 #include "comm/device.h"
 #include "comm/process_world.h"
@@ -82,17 +83,6 @@ void check_words(const VerifyOptions& o) {
   for (const auto* sizes : {&o.sp, &o.ring, &o.dp}) {
     for (int n : *sizes) {
       if (n < 1 || n > 64) bad_input("mesh dimension {}: expected 1 to 64", n);
-    }
-  }
-}
-
-// An output that cannot be written is said before the work, not after it.
-void check_outputs(const VerifyOptions& o) {
-  for (const std::string* path : {&o.json, &o.junit, &o.html}) {
-    if (path->empty()) continue;
-    const fs::path folder = fs::absolute(*path).parent_path();
-    if (!fs::is_directory(folder)) {
-      bad_input("cannot write {}: there is no folder {}", *path, folder.string());
     }
   }
 }
@@ -275,15 +265,7 @@ verify::RunOptions run_options(const VerifyOptions& o, at::Device device) {
   for (const std::string& fault : o.faults) {
     run.replay_arguments += fmt::format(" --plant '{}'", fault);
   }
-  if (isatty(STDERR_FILENO) && !o.quiet) {
-    run.progress = [](size_t done, size_t all) {
-      if (done == all) {
-        fmt::print(stderr, "\r\033[K");
-      } else {
-        fmt::print(stderr, "\r{}/{} cases", done, all);
-      }
-    };
-  }
+  run.progress = progress_line(o.quiet);
   return run;
 }
 
@@ -365,7 +347,7 @@ verify::Verdict judge_cases(const VerifyOptions& o, comm::ProcessWorld* world) {
 
 int run_verify(const VerifyOptions& o) {
   check_words(o);
-  check_outputs(o);
+  check_outputs({o.json, o.junit, o.html});
   const auto world = join_world(o);
   if (!world) return report(o, judge_cases(o, nullptr));
   int code = 0;

@@ -45,14 +45,8 @@ void judge_one(const Named& named, const AttentionCase& c, const AttentionData& 
   judged.reference = reference.*(named.tensor);
   judged.oracle = data.reference.*(named.oracle);
   if (named.magnitude) judged.magnitude = data.reference.*(named.magnitude);
-  if (subject.keep) subject.keep(judged);
+  if (subject.observe) subject.observe(judged);
   Judgement judgement = judge(judged);
-  if (subject.observe) {
-    const Tensor oracle =
-        at::tensor(at::ArrayRef<double>(judged.oracle.data(), judged.oracle.size()));
-    subject.observe(named.name, judged.result, judged.reference,
-                    oracle.view(judged.result.sizes()));
-  }
   if (judgement.result.status == Status::kFail) {
     judgement.result.where = localise(c, named.role, judged.result, judged.oracle);
   }

@@ -10,7 +10,6 @@
 #include "sim/fault_plan.h"
 #include "verify/attention/attention_data.h"
 #include "verify/budget.h"
-#include "verify/peers/peer_tests.h"
 #include "verify/rank_world.h"
 #include "verify/verdict/verdict.h"
 
@@ -30,8 +29,7 @@ struct AttentionSubject {
   std::function<attention::StreamQkv(const attention::StreamQkv&, int world_rank)> edit_inputs;
   attention::MergeFunction merge = attention::merge_block;
   sim::FaultPlan faults;
-  Observer observe;     // told what is judged; may be empty
-  JudgedObserver keep;  // told what judging a tensor again takes; may be empty
+  Observer observe;  // told what is judged; may be empty
 };
 
 // Non-SP attention by the same local backend. The tokens are computed in the order in which the

@@ -150,9 +150,8 @@ class Judge {
     judged.oracle = elements(expected);
     judged.magnitude = elements(magnitude);
     if (golden_) judged.fixed_limit = golden_limit(c_, *golden_, name);
-    if (subject.keep) subject.keep(judged);
+    if (subject.observe) subject.observe(judged);
     Judgement judgement = judge(judged);
-    if (subject.observe) subject.observe(name, result, judged.reference, expected);
     if (judgement.result.status == Status::kFail) {
       judgement.result.where = locate(c_, data_, name, result, expected);
     }

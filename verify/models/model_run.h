@@ -11,7 +11,6 @@
 #include "sim/fault_plan.h"
 #include "verify/budget.h"
 #include "verify/models/model_data.h"
-#include "verify/peers/peer_tests.h"
 #include "verify/rank_world.h"
 #include "verify/verdict/verdict.h"
 
@@ -27,8 +26,7 @@ struct ModelSubject {
   std::function<std::unique_ptr<models::ParallelContext>(const comm::Mesh&, models::ParallelOptions,
                                                          int world_rank)>
       make_context;
-  Observer observe;     // told what is judged; may be empty
-  JudgedObserver keep;  // told what judging a tensor again takes; may be empty
+  Observer observe;  // told what is judged; may be empty
 };
 
 // Whole tensors by name: block.<i>.hidden_states, block.<i>.encoder_hidden_states, output,

@@ -49,4 +49,18 @@ class AlteredContext final : public models::ParallelContext {
   std::unique_ptr<models::ParallelContext> right_;
 };
 
+// A subject whose ranks have the product's context, with what `alter` replaces in it.
+template <class Subject>
+Subject in_context(std::function<void(AlteredContext&, int rank)> alter) {
+  Subject subject;
+  subject.make_context = [alter](const comm::Mesh& mesh, models::ParallelOptions options,
+                                 int rank) {
+    auto context = std::make_unique<AlteredContext>(
+        std::make_unique<models::MeshContext>(mesh, std::move(options)));
+    alter(*context, rank);
+    return context;
+  };
+  return subject;
+}
+
 }  // namespace shardproof::verify

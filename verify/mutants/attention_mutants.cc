@@ -4,13 +4,14 @@
 
 #include <algorithm>
 
+#include "verify/mutants/altered_local.h"
+
 namespace shardproof::verify {
 namespace {
 
 using at::Tensor;
 using attention::AttentionGradients;
 using attention::AttentionOutput;
-using attention::LocalAttention;
 using attention::PartialAttention;
 using Local = AttentionSubject::Local;
 using Planted = std::optional<AttentionSubject>;
@@ -20,27 +21,27 @@ bool rotates(const AttentionCase& c) {
 }
 
 // A local attention whose results pass through functions.
-class Altered final : public LocalAttention {
+class Altered final : public AlteredLocal {
  public:
   using Forward = std::function<AttentionOutput(AttentionOutput)>;
   using Backward = std::function<AttentionGradients(AttentionGradients)>;
   Altered(Local inner, Forward forward, Backward backward)
-      : inner_(std::move(inner)), forward_(std::move(forward)), backward_(std::move(backward)) {}
-  std::string name() const override { return inner_->name(); }
+      : AlteredLocal(std::move(inner)),
+        forward_(std::move(forward)),
+        backward_(std::move(backward)) {}
   AttentionOutput forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                           double scale) const override {
-    AttentionOutput result = inner_->forward(q, k, v, mask, scale);
+    AttentionOutput result = inner().forward(q, k, v, mask, scale);
     return forward_ ? forward_(std::move(result)) : result;
   }
   AttentionGradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& out, const Tensor& lse, const Tensor& mask,
                               double scale) const override {
-    AttentionGradients result = inner_->backward(dout, q, k, v, out, lse, mask, scale);
+    AttentionGradients result = inner().backward(dout, q, k, v, out, lse, mask, scale);
     return backward_ ? backward_(std::move(result)) : result;
   }
 
  private:
-  Local inner_;
   Forward forward_;
   Backward backward_;
 };
@@ -54,31 +55,17 @@ Planted alter(const Altered::Forward& forward, const Altered::Backward& backward
 }
 
 // K and V exchanged in the backward only.
-class SwappedBackward final : public LocalAttention {
+class SwappedBackward final : public AlteredLocal {
  public:
-  explicit SwappedBackward(Local inner) : inner_(std::move(inner)) {}
-  std::string name() const override { return inner_->name(); }
-  AttentionOutput forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
-                          double scale) const override {
-    return inner_->forward(q, k, v, mask, scale);
-  }
+  using AlteredLocal::AlteredLocal;
   AttentionGradients backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& out, const Tensor& lse, const Tensor& mask,
                               double scale) const override {
-    return inner_->backward(dout, q, v, k, out, lse, mask, scale);
+    return inner().backward(dout, q, v, k, out, lse, mask, scale);
   }
-
- private:
-  Local inner_;
 };
 
-Planted swap_kv(const AttentionCase&) {
-  AttentionSubject subject;
-  subject.wrap_local = [](Local local, int) -> Local {
-    return std::make_shared<SwappedBackward>(std::move(local));
-  };
-  return subject;
-}
+Planted swap_kv(const AttentionCase&) { return alter_local<SwappedBackward>(); }
 
 Planted ignore_lse(const AttentionCase& c) {
   if (!rotates(c)) return {};

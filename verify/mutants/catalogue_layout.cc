@@ -15,11 +15,8 @@ using attention::StreamQkv;
 Tensor as_one_sample(const Tensor& x) { return x.transpose(0, 1).contiguous().view(x.sizes()); }
 
 ModelSubject batch_ignored() {
-  ModelSubject subject;
-  subject.make_context = [](const comm::Mesh& mesh, models::ParallelOptions options, int) {
-    auto context =
-        std::make_unique<AlteredContext>(std::make_unique<models::MeshContext>(mesh, options));
-    context->wrap_attention = [](const models::JointAttention& right) {
+  return in_context<ModelSubject>([](AlteredContext& context, int) {
+    context.wrap_attention = [](const models::JointAttention& right) {
       return [right](std::vector<StreamQkv> streams, const Tensor& mask) {
         for (StreamQkv& s : streams) {
           s = {as_one_sample(s.q), as_one_sample(s.k), as_one_sample(s.v)};
@@ -27,9 +24,7 @@ ModelSubject batch_ignored() {
         return right(streams, mask);
       };
     };
-    return context;
-  };
-  return subject;
+  });
 }
 
 AttentionSubject with_plan(std::function<void(plan::AttentionPlan&)> edit) {
@@ -61,21 +56,15 @@ void drop_tail(plan::AttentionPlan& p) {
 }
 
 ModelSubject model_drops_tail() {
-  ModelSubject subject;
-  subject.make_context = [](const comm::Mesh& mesh, models::ParallelOptions options, int) {
-    auto context =
-        std::make_unique<AlteredContext>(std::make_unique<models::MeshContext>(mesh, options));
-    context->edit_plan = drop_tail;
+  return in_context<ModelSubject>([](AlteredContext& context, int) {
+    context.edit_plan = drop_tail;
     // What has vanished is zero in the output.
-    context->edit_gathered = [](const Tensor& whole, const Tensor&,
-                                const plan::StreamPlan& stream) {
+    context.edit_gathered = [](const Tensor& whole, const Tensor&, const plan::StreamPlan& stream) {
       auto shape = whole.sizes().vec();
       shape[1] = stream.tokens - whole.size(1);
       return at::cat({whole, at::zeros(shape, whole.options())}, 1);
     };
-    return context;
-  };
-  return subject;
+  });
 }
 
 // Queries padded to a number of heads of their own: 3 to a KV head where 2 are right.

@@ -61,9 +61,7 @@ std::vector<Mutant> norm_mutants() {
        .cause = "norm",
        .first_wrong = norms,
        .forward_right = true,
-       .plants = plants(hsdp.with("clip"), norm(over_world)),
-       // Without replicas the group is the same; the call travels in another.
-       .innocent = {}},
+       .plants = plants(hsdp.with("clip"), norm(over_world))},
       {.id = "N2",
        .source = "hiyouga/LlamaFactory#10640",
        .kind = "M-LOCALNORM",

@@ -10,12 +10,9 @@ namespace {
 
 // One head of the first block's attention output, of the second rank.
 ModelSubject zeroed_head() {
-  ModelSubject subject;
-  subject.make_context = [](const comm::Mesh& mesh, models::ParallelOptions options, int rank) {
-    auto context =
-        std::make_unique<AlteredContext>(std::make_unique<models::MeshContext>(mesh, options));
-    if (rank != 1) return context;
-    context->wrap_attention = [](const models::JointAttention& right) {
+  return in_context<ModelSubject>([](AlteredContext& context, int rank) {
+    if (rank != 1) return;
+    context.wrap_attention = [](const models::JointAttention& right) {
       return [right](const std::vector<attention::StreamQkv>& streams, const at::Tensor& mask) {
         attention::SequenceParallelOutput out = right(streams, mask);
         at::Tensor keep = at::ones({out.streams[0].size(2), 1}, out.streams[0].options());
@@ -24,9 +21,7 @@ ModelSubject zeroed_head() {
         return out;
       };
     };
-    return context;
-  };
-  return subject;
+  });
 }
 
 Mutant own(const char* id, const char* kind, const char* text, const char* cause,

@@ -19,34 +19,24 @@ TrainingSubject last_micro_batch_only() {
 }
 
 ModelSubject query_path_cut() {
-  ModelSubject subject;
-  subject.make_context = [](const comm::Mesh& mesh, models::ParallelOptions options, int) {
-    auto context =
-        std::make_unique<AlteredContext>(std::make_unique<models::MeshContext>(mesh, options));
-    context->wrap_attention = [](const models::JointAttention& right) {
+  return in_context<ModelSubject>([](AlteredContext& context, int) {
+    context.wrap_attention = [](const models::JointAttention& right) {
       return [right](std::vector<attention::StreamQkv> streams, const Tensor& mask) {
         for (auto& s : streams) s.q = s.q.detach();
         return right(streams, mask);
       };
     };
-    return context;
-  };
-  return subject;
+  });
 }
 
 // The output is right; in the backward each rank gets the rows of its cotangent that are another's.
 ModelSubject cotangents_of_others() {
-  ModelSubject subject;
-  subject.make_context = [](const comm::Mesh& mesh, models::ParallelOptions options, int) {
-    auto context =
-        std::make_unique<AlteredContext>(std::make_unique<models::MeshContext>(mesh, options));
-    context->edit_gathered = [](const Tensor& whole, const Tensor& own, const plan::StreamPlan&) {
+  return in_context<ModelSubject>([](AlteredContext& context, int) {
+    context.edit_gathered = [](const Tensor& whole, const Tensor& own, const plan::StreamPlan&) {
       const Tensor moved = whole.roll(own.size(1), 1);
       return whole.detach() + (moved - moved.detach());
     };
-    return context;
-  };
-  return subject;
+  });
 }
 
 }  // namespace

@@ -13,17 +13,12 @@ using attention::PartialAttention;
 
 // Tables of positions are the tensors that are cut along their first dimension.
 ModelSubject positions(std::function<Tensor(const Tensor& rows, const Tensor& whole)> wrong) {
-  ModelSubject subject;
-  subject.make_context = [wrong](const comm::Mesh& mesh, models::ParallelOptions options, int) {
-    auto context =
-        std::make_unique<AlteredContext>(std::make_unique<models::MeshContext>(mesh, options));
-    context->edit_rows = [wrong](const Tensor& rows, const Tensor& whole, const plan::StreamPlan&,
-                                 int64_t dim) {
+  return in_context<ModelSubject>([wrong](AlteredContext& context, int) {
+    context.edit_rows = [wrong](const Tensor& rows, const Tensor& whole, const plan::StreamPlan&,
+                                int64_t dim) {
       return dim == 0 && whole.dim() == 2 ? wrong(rows, whole) : rows;
     };
-    return context;
-  };
-  return subject;
+  });
 }
 
 Tensor of_the_neighbour(const Tensor& rows, const Tensor& whole) {
@@ -92,8 +87,7 @@ std::vector<Mutant> position_mutants() {
        .text = "NaN in padding reaches what is computed",
        .cause = "ownership",
        .first_wrong = {"output"},
-       .plants = plants(padded, "pads-unmasked"),
-       .innocent = {}},
+       .plants = plants(padded, "pads-unmasked")},
       {.id = "P6",
        .source = "deepspeedai/DeepSpeed#5419",
        .kind = "M-SCALE",

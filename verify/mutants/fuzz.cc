@@ -1,43 +1,25 @@
 #include "verify/mutants/fuzz.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <chrono>
 
 #include "base/error.h"
-#include "verify/attention/attention_check.h"
-#include "verify/models/model_check.h"
 #include "verify/mutants/mutant_run.h"
-#include "verify/training/training_check.h"
 
 namespace shardproof::verify {
 namespace {
-
-struct Judge {
-  const std::string& id;
-  Worlds& worlds;
-  CaseResult operator()(const AttentionSubject& subject) const {
-    return check_attention(AttentionCase::parse(id), subject, worlds);
-  }
-  CaseResult operator()(const ModelSubject& subject) const {
-    return check_model(ModelCase::parse(id), subject, worlds);
-  }
-  CaseResult operator()(const TrainingSubject& subject) const {
-    return check_training(TrainingCase::parse(id), subject, worlds);
-  }
-};
 
 // `vanishing` gets the names of tensors that are zero in exact arithmetic (gradients through a
 // softmax over one key): all that a run can have of them is rounding error, and their checks judge
 // no more than its size.
 CaseResult judge_plant(Plant plant, Worlds& worlds, std::set<std::string>& vanishing) {
-  const Observer observe = [&](const std::string& name, const at::Tensor&, const at::Tensor&,
-                               const at::Tensor& oracle) {
-    if (oracle.eq(0).all().item<bool>()) vanishing.insert(name);
+  const Observer observe = [&](const Judged& tensor) {
+    if (std::all_of(tensor.oracle.begin(), tensor.oracle.end(), [](double x) { return x == 0; })) {
+      vanishing.insert(tensor.name);
+    }
   };
   std::visit([&](auto& subject) { subject.observe = observe; }, plant.subject);
-  return std::visit(Judge{plant.case_id, worlds}, plant.subject);
+  return check_plant(plant, worlds);
 }
 
 std::string distance_text(const Distance& distance, const CaseResult& result) {

@@ -14,27 +14,15 @@ namespace {
 using plan::AttentionPlan;
 using PlanEdit = std::function<void(AttentionPlan&)>;
 
-template <class Subject>
-AnySubject with_context(const PlanEdit& edit) {
-  Subject subject;
-  subject.make_context = [edit](const comm::Mesh& mesh, models::ParallelOptions options,
-                                int) -> std::unique_ptr<models::ParallelContext> {
-    auto context = std::make_unique<AlteredContext>(
-        std::make_unique<models::MeshContext>(mesh, std::move(options)));
-    context->edit_plan = edit;
-    return context;
-  };
-  return subject;
-}
-
 bool is_attention(const FuzzTarget& target) {
   return std::holds_alternative<AttentionSubject>(target.clean);
 }
 
 AnySubject with_plan(const FuzzTarget& target, const PlanEdit& edit) {
-  if (std::holds_alternative<ModelSubject>(target.clean)) return with_context<ModelSubject>(edit);
+  const auto alter = [edit](AlteredContext& context, int) { context.edit_plan = edit; };
+  if (std::holds_alternative<ModelSubject>(target.clean)) return in_context<ModelSubject>(alter);
   if (std::holds_alternative<TrainingSubject>(target.clean)) {
-    return with_context<TrainingSubject>(edit);
+    return in_context<TrainingSubject>(alter);
   }
   AttentionSubject subject;
   subject.edit_plan = edit;

@@ -76,21 +76,11 @@ std::string fuzz_to_terminal(const FuzzRun& run, bool color) {
   for (const FuzzOutcome& outcome : run.outcomes) {
     if (is_remarkable(outcome)) out += line_of(run, outcome);
   }
-  const std::string summary = fuzz_summary(run);
-  if (!color) return out + summary + "\n";
-  return out + fmt::format("\x1b[{}m{}\x1b[0m\n", run.holds() ? "1;32" : "1;31", summary);
+  return out + painted(color, run.holds() ? "1;32" : "1;31", fuzz_summary(run)) + "\n";
 }
 
 std::string fuzz_to_json(const FuzzRun& run, const RunFacts& facts) {
-  Json json = Json::object();
-  json["format"] = "shardproof-fuzz";
-  json["version"] = 1;
-  json["commit"] = facts.commit;
-  json["command"] = facts.command;
-  json["seed"] = run.seed;
-  json["machine"] = facts.machine;
-  json["started"] = facts.started;
-  json["seconds"] = run.seconds;
+  Json json = report_json("shardproof-fuzz", facts, run.seconds);
   json["counts"] = Json::object();
   for (const FuzzFate fate : kFates) json["counts"][to_string(fate)] = run.count(fate);
   json["operators"] = Json::object();
@@ -109,7 +99,7 @@ std::string fuzz_to_json(const FuzzRun& run, const RunFacts& facts) {
                                {"detail", outcome.detail},
                                {"replay", replay(run, outcome)}});
   }
-  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_report(json);
 }
 
 }  // namespace shardproof::verify

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "verify/mutants/fuzz.h"
-#include "verify/mutants/mutant_report.h"
+#include "verify/mutants/run_facts.h"
 
 namespace shardproof::verify {
 

@@ -4,8 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "verify/peers/peer_tests.h"
 #include "verify/verdict/evidence.h"
-#include "verify/verdict/html_style.h"
+#include "verify/verdict/html_parts.h"
 #include "verify/verdict/text.h"
 
 namespace shardproof::verify {
@@ -140,10 +141,8 @@ std::string peer_cell(MutantOutcome::Peer peer) {
   }
 }
 
-std::string cell(const std::string& text) { return "<td>" + escape_text(text) + "</td>"; }
-
 std::string id_cell(const Mutant& mutant) {
-  if (mutant.link.empty()) return cell(mutant.id);
+  if (mutant.link.empty()) return html_cell(mutant.id);
   return fmt::format("<td><a href=\"{}\">{}</a></td>", escape_attribute(mutant.link),
                      escape_text(mutant.id));
 }
@@ -151,15 +150,16 @@ std::string id_cell(const Mutant& mutant) {
 std::string mutant_row(const MutantOutcome& outcome) {
   const Mutant& mutant = outcome.mutant;
   std::string out = "<tr>" + id_cell(mutant);
-  out += fmt::format("<td class=\"bug\">{}</td>", escape_text(mutant.text)) + cell(mutant.kind);
+  out +=
+      fmt::format("<td class=\"bug\">{}</td>", escape_text(mutant.text)) + html_cell(mutant.kind);
   if (!outcome.expressible()) {
     return out + fmt::format("<td colspan=\"4\">not planted: {}</td></tr>\n",
                              escape_text(mutant.inexpressible));
   }
   out += fmt::format("<td class=\"{}\">{}</td>", outcome.killed() ? "pass" : "fail",
                      outcome.killed() ? escape_text(joined(outcome.killed_by())) : "survived");
-  return out + cell(finding(outcome)) + cell(first_cause(outcome)) + cell(remark(outcome)) +
-         "</tr>\n";
+  return out + html_cell(finding(outcome)) + html_cell(first_cause(outcome)) +
+         html_cell(remark(outcome)) + "</tr>\n";
 }
 
 std::string peer_row(const MutantOutcome& outcome) {
@@ -204,7 +204,7 @@ std::string mutants_summary(const MutantRun& run) {
 
 std::string mutants_to_terminal(const MutantRun& run, bool color) {
   const auto paint = [&](const char* code, const std::string& text) {
-    return color ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : text;
+    return painted(color, code, text);
   };
   std::string out = fmt::format("{:<4}  {:<8}  {:<32}  {:<42}  {:<17}  {:<8}  {}\n", "id", "",
                                 "killed by", "first wrong", "cause", "accepted", "");
@@ -228,15 +228,7 @@ std::string mutants_to_terminal(const MutantRun& run, bool color) {
 }
 
 std::string mutants_to_json(const MutantRun& run, const RunFacts& facts) {
-  Json json = Json::object();
-  json["format"] = "shardproof-mutants";
-  json["version"] = 1;
-  json["commit"] = facts.commit;
-  json["command"] = facts.command;
-  json["seed"] = facts.seed;
-  json["machine"] = facts.machine;
-  json["started"] = facts.started;
-  json["seconds"] = run.seconds;
+  Json json = report_json("shardproof-mutants", facts, run.seconds);
   json["counts"] = {{"expressible", run.expressible()},
                     {"killed", run.killed()},
                     {"first_wrong_as_expected", run.named()},
@@ -245,15 +237,12 @@ std::string mutants_to_json(const MutantRun& run, const RunFacts& facts) {
   json["false_alarms"] = run.false_alarms();
   json["mutants"] = Json::array();
   for (const MutantOutcome& outcome : run.outcomes) json["mutants"].push_back(mutant_json(outcome));
-  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_report(json);
 }
 
 std::string mutants_to_html(const MutantRun& run, const RunFacts& facts) {
-  std::string out = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<title>Shardproof kill matrix</title>\n<style>{}{}</style>\n</head>\n<body>\n<h1>{}</h1>\n",
-      kPageStyle, kTableStyle, escape_text(mutants_summary(run)));
+  std::string out = html_head("Shardproof kill matrix", kTableStyle) + "<h1>" +
+                    escape_text(mutants_summary(run)) + "</h1>\n";
   out +=
       "<p>Each row is a bug that was found in public code (O: nobody's), planted here on purpose. "
       "Killed by: which of our checks see it. FWD output of attention, a block or a model; LOSS; "
@@ -265,16 +254,14 @@ std::string mutants_to_html(const MutantRun& run, const RunFacts& facts) {
       "<h2>Published tests on the same numbers</h2>\n<p>Their criteria (fixed tolerances, one norm "
       "of all gradients) on the tensors that we judge; a dash: the test does not run such code or "
       "dtype.</p>\n";
-  out += peer_table(run) + "<h2>Run</h2>\n<dl>\n";
-  const auto define = [&](const std::string& name, const std::string& text) {
-    out += "<dt>" + escape_text(name) + "</dt><dd>" + escape_text(text) + "</dd>\n";
-  };
-  define("command", facts.command);
-  define("commit", facts.commit);
-  define("started", facts.started);
-  for (const auto& [name, text] : facts.machine) define(name, text);
-  for (const std::string& alarm : run.false_alarms()) define("false alarm", alarm);
-  return out + "</dl>\n</body>\n</html>\n";
+  out += peer_table(run);
+  const std::vector<std::string> alarms = run.false_alarms();
+  if (!alarms.empty()) out += "<h2>False alarms</h2>\n<ul>\n";
+  for (const std::string& alarm : alarms) {
+    out += "<li class=\"fail\">" + escape_text(alarm) + "</li>\n";
+  }
+  if (!alarms.empty()) out += "</ul>\n";
+  return out + facts_html(facts) + kHtmlEnd;
 }
 
 }  // namespace shardproof::verify

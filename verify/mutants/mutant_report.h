@@ -1,18 +1,11 @@
 // The kill matrix for people and programs.
 #pragma once
-#include <map>
 #include <string>
 
 #include "verify/mutants/mutant_run.h"
+#include "verify/mutants/run_facts.h"
 
 namespace shardproof::verify {
-
-// Of a run: what a verdict says of itself.
-struct RunFacts {
-  std::string commit, command, started;
-  uint64_t seed = 0;
-  std::map<std::string, std::string> machine;
-};
 
 // One line a mutant, then the sums. `color`: ANSI.
 std::string mutants_to_terminal(const MutantRun& run, bool color);

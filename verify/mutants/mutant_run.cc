@@ -7,10 +7,42 @@
 
 #include "verify/attention/attention_check.h"
 #include "verify/models/model_check.h"
+#include "verify/peers/peer_tests.h"
 #include "verify/training/training_check.h"
 
 namespace shardproof::verify {
 namespace {
+
+// The published tests that a plant's case is asked about.
+struct AskedPeers {
+  const std::string& id;
+  PeerTests operator()(const AttentionSubject&) const {
+    const AttentionCase c = AttentionCase::parse(id);
+    return {PeerLevel::kAttention, c.dtype, c.mesh.world()};
+  }
+  PeerTests operator()(const ModelSubject&) const {
+    const ModelCase c = ModelCase::parse(id);
+    return {PeerLevel::kModel, c.dtype, c.mesh.world()};
+  }
+  PeerTests operator()(const TrainingSubject&) const {
+    const TrainingCase c = TrainingCase::parse(id);
+    return {PeerLevel::kModel, c.model.dtype, c.model.mesh.world()};
+  }
+};
+
+struct CheckOf {
+  const std::string& id;
+  Worlds& worlds;
+  CaseResult operator()(const AttentionSubject& subject) const {
+    return check_attention(AttentionCase::parse(id), subject, worlds);
+  }
+  CaseResult operator()(const ModelSubject& subject) const {
+    return check_model(ModelCase::parse(id), subject, worlds);
+  }
+  CaseResult operator()(const TrainingSubject& subject) const {
+    return check_training(TrainingCase::parse(id), subject, worlds);
+  }
+};
 
 // One plant as a case: judged by us, and by published tests on the same numbers.
 class PlantedCheck final : public Case {
@@ -19,33 +51,15 @@ class PlantedCheck final : public Case {
   std::string id() const override { return plant_.case_id; }
   CasePtr shrunk(const std::function<bool(const Case&)>&) const override { return nullptr; }
   CaseResult check(Worlds& worlds) const override {
-    return std::visit([&](const auto& subject) { return run(subject, worlds); }, plant_.subject);
-  }
-
- private:
-  CaseResult run(AttentionSubject subject, Worlds& worlds) const {
-    const AttentionCase c = AttentionCase::parse(plant_.case_id);
-    PeerTests peers(PeerLevel::kAttention, c.dtype, c.mesh.world());
-    subject.observe = peers.observer();
-    return with(peers, check_attention(c, subject, worlds));
-  }
-  CaseResult run(ModelSubject subject, Worlds& worlds) const {
-    const ModelCase c = ModelCase::parse(plant_.case_id);
-    PeerTests peers(PeerLevel::kModel, c.dtype, c.mesh.world());
-    subject.observe = peers.observer();
-    return with(peers, check_model(c, subject, worlds));
-  }
-  CaseResult run(TrainingSubject subject, Worlds& worlds) const {
-    const TrainingCase c = TrainingCase::parse(plant_.case_id);
-    PeerTests peers(PeerLevel::kModel, c.model.dtype, c.model.mesh.world());
-    subject.observe = peers.observer();
-    return with(peers, check_training(c, subject, worlds));
-  }
-  static CaseResult with(const PeerTests& peers, CaseResult result) {
+    PeerTests peers = std::visit(AskedPeers{plant_.case_id}, plant_.subject);
+    Plant observed = plant_;
+    std::visit([&](auto& subject) { subject.observe = peers.observer(); }, observed.subject);
+    CaseResult result = check_plant(observed, worlds);
     result.peers = peers.judge();
     return result;
   }
 
+ private:
   Plant plant_;
 };
 
@@ -67,8 +81,9 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
 Plant with_seed(const Plant& plant, std::optional<uint64_t> seed) {
   Plant other = plant;
   const size_t hash = plant.case_id.rfind('#');
-  if (seed && !plant.one_seed)
+  if (seed && !plant.one_seed) {
     other.case_id = fmt::format("{}#{}", plant.case_id.substr(0, hash), *seed);
+  }
   return other;
 }
 
@@ -91,6 +106,10 @@ Plant without_mutant(const Plant& plant) {
   Plant clean = plant;
   std::visit([](auto& subject) { subject = {}; }, clean.subject);
   return clean;
+}
+
+CaseResult check_plant(const Plant& plant, Worlds& worlds) {
+  return std::visit(CheckOf{plant.case_id, worlds}, plant.subject);
 }
 
 std::string first_finding(const CaseResult& result) {

@@ -59,6 +59,9 @@ MutantRun run_mutants(const std::vector<Mutant>& catalogue, const RunOptions& op
 // The same case without anything planted.
 Plant without_mutant(const Plant& plant);
 
+// The plant's case, judged by the checks of its kind.
+CaseResult check_plant(const Plant& plant, Worlds& worlds);
+
 // Name of the first wrong tensor of a case, else of its first failing check; empty if none.
 std::string first_finding(const CaseResult& result);
 

@@ -37,7 +37,7 @@ std::vector<std::string> concerned_peers(const StoredCase& stored, const ErrorLi
   PeerTests tests(stored.level, stored.dtype, stored.ranks);
   for (const Change& change : line) {
     const StoredTensor& tensor = stored.tensors[change.tensor];
-    tests.observer()(tensor.name(), tensor.result(), tensor.reference(), tensor.oracle());
+    tests.add(tensor.name(), tensor.result(), tensor.reference(), tensor.oracle());
   }
   std::vector<std::string> names;
   for (const PeerVerdict& verdict : tests.judge()) names.push_back(verdict.test);

@@ -5,7 +5,7 @@
 
 #include "verify/dtype.h"
 #include "verify/mutants/sensitivity_report.h"
-#include "verify/verdict/html_style.h"
+#include "verify/verdict/html_parts.h"
 #include "verify/verdict/text.h"
 
 namespace shardproof::verify {
@@ -123,12 +123,8 @@ std::string table(const PowerRun& run) {
 }  // namespace
 
 std::string power_to_html(const PowerRun& run, const RunFacts& facts) {
-  std::string out = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<title>How small an error the checks see</title>\n<style>{}{}</style>\n</head>\n<body>\n"
-      "<h1>How small an error the checks see</h1>\n",
-      kPageStyle, kStyle);
+  constexpr const char* kTitle = "How small an error the checks see";
+  std::string out = html_head(kTitle, kStyle) + fmt::format("<h1>{}</h1>\n", kTitle);
   out += kIntroduction;
   for (const Scope scope : all_scopes()) {
     std::string panels;
@@ -146,15 +142,7 @@ std::string power_to_html(const PowerRun& run, const RunFacts& facts) {
       out += "<li class=\"fail\">" + escape_text(alarm) + "</li>\n";
     }
   }
-  out += "</ul>\n<h2>Run</h2>\n<dl>\n";
-  const auto define = [&](const std::string& name, const std::string& text) {
-    out += "<dt>" + escape_text(name) + "</dt><dd>" + escape_text(text) + "</dd>\n";
-  };
-  define("command", facts.command);
-  define("commit", facts.commit);
-  define("started", facts.started);
-  for (const auto& [name, text] : facts.machine) define(name, text);
-  return out + "</dl>\n</body>\n</html>\n";
+  return out + "</ul>\n" + facts_html(facts) + kHtmlEnd;
 }
 
 }  // namespace shardproof::verify

@@ -90,7 +90,7 @@ std::string power_summary(const PowerRun& run) {
 
 std::string power_to_terminal(const PowerRun& run, bool color) {
   const auto paint = [&](const char* code, const std::string& text) {
-    return color ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : text;
+    return painted(color, code, text);
   };
   std::string out =
       "The smallest e from which on 99% of correct cases are refused after 1 + e multiplied "
@@ -116,15 +116,7 @@ std::string power_to_terminal(const PowerRun& run, bool color) {
 }
 
 std::string power_to_json(const PowerRun& run, const RunFacts& facts) {
-  Json json = Json::object();
-  json["format"] = "shardproof-power";
-  json["version"] = 1;
-  json["commit"] = facts.commit;
-  json["command"] = facts.command;
-  json["seed"] = facts.seed;
-  json["machine"] = facts.machine;
-  json["started"] = facts.started;
-  json["seconds"] = run.seconds;
+  Json json = report_json("shardproof-power", facts, run.seconds);
   json["sizes"] = run.sizes;
   json["curves"] = Json::array();
   for (const ScopePower& scope : run.scopes) json["curves"].push_back(scope_json(scope));
@@ -135,7 +127,7 @@ std::string power_to_json(const PowerRun& run, const RunFacts& facts) {
                                {"alarms", count.alarms},
                                {"upper_bound", count.upper()}});
   }
-  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return dump_report(json);
 }
 
 }  // namespace shardproof::verify

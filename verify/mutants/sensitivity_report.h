@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "verify/mutants/mutant_report.h"
+#include "verify/mutants/run_facts.h"
 #include "verify/mutants/sensitivity.h"
 
 namespace shardproof::verify {

@@ -23,7 +23,7 @@ Tensor changed(const StoredTensor& tensor, const Tensor& direction, double size)
 template <class Subject>
 Subject keeping(StoredCase& stored) {
   Subject subject;
-  subject.keep = [&stored](const Judged& tensor) { stored.tensors.emplace_back(tensor); };
+  subject.observe = [&stored](const Judged& tensor) { stored.tensors.emplace_back(tensor); };
   return subject;
 }
 
@@ -72,11 +72,11 @@ bool StoredCase::caught(const ErrorLine& line, double size) const {
 
 std::vector<PeerVerdict> StoredCase::peers(const ErrorLine& line, double size) const {
   PeerTests tests(level, dtype, ranks);
-  const Observer add = tests.observer();
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto change =
         std::find_if(line.begin(), line.end(), [&](const Change& one) { return one.tensor == i; });
-    add(tensors[i].name(),
+    tests.add(
+        tensors[i].name(),
         change == line.end() ? tensors[i].result() : changed(tensors[i], change->direction, size),
         tensors[i].reference(), tensors[i].oracle());
   }

@@ -162,13 +162,20 @@ double gradient_norm(const std::vector<Sample>& samples, Tensor Sample::*side) {
 
 void PeerTests::add(const std::string& name, const Tensor& result, const Tensor& reference,
                     const Tensor& oracle) {
-  const std::string plain = name.substr(name.rfind('/') + 1);
+  constexpr std::string_view kStep = "step0/";  // tests compare one step
+  const std::string plain = name.starts_with(kStep) ? name.substr(kStep.size()) : name;
+  if (plain.find('/') != std::string::npos) return;
   if (plain != "output" && plain != "loss" && !plain.ends_with(":grad")) return;
   // Of a model, published tests compare the gradients of parameters.
   const std::string of = plain.substr(0, plain.rfind(':'));
   if (level_ == PeerLevel::kModel && models::TransformerInputs::is_name(of)) return;
   const auto wide = [](const Tensor& x) { return x.to(at::kCPU, at::kDouble); };
   samples_.push_back({plain, wide(result), wide(reference), wide(oracle)});
+}
+
+void PeerTests::add(const Judged& tensor) {
+  const at::ArrayRef<double> oracle(tensor.oracle.data(), tensor.oracle.size());
+  add(tensor.name, tensor.result, tensor.reference, at::tensor(oracle).view(tensor.result.sizes()));
 }
 
 std::vector<PeerVerdict> PeerTests::judge() const {

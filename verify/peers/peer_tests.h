@@ -3,18 +3,12 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "verify/verdict/verdict.h"
+#include "verify/budget.h"
 
 namespace shardproof::verify {
-
-// A tensor of the run on ranks, of the run without SP in the same dtype, and of the fp64 oracle, as
-// a case judges them.
-using Observer = std::function<void(const std::string& name, const at::Tensor& result,
-                                    const at::Tensor& reference, const at::Tensor& oracle)>;
 
 enum class PeerLevel {
   kAttention,  // the case runs attention alone: all tests are asked
@@ -22,15 +16,19 @@ enum class PeerLevel {
 };
 
 // Collects a case's tensors. Names tell their kind: "output" (of attention or model), "loss",
-// "<name>:grad"; prefixes up to a slash ("step0/") do not count, others are not asked about.
+// "<name>:grad", with "step0/" in front of those of training; others are not asked about.
 class PeerTests {
  public:
   PeerTests(PeerLevel level, c10::ScalarType dtype, int ranks)
       : level_(level), dtype_(dtype), ranks_(ranks) {}
 
+  // What published tests compare: a tensor of the run on ranks and of the run without SP in the
+  // same dtype; and of the fp64 oracle.
+  void add(const std::string& name, const at::Tensor& result, const at::Tensor& reference,
+           const at::Tensor& oracle);
+  void add(const Judged& tensor);
   Observer observer() {
-    return [this](const std::string& name, const at::Tensor& result, const at::Tensor& reference,
-                  const at::Tensor& oracle) { add(name, result, reference, oracle); };
+    return [this](const Judged& tensor) { add(tensor); };
   }
   // Of all tests that are written for the dtype and can run such a case.
   std::vector<PeerVerdict> judge() const;
@@ -41,9 +39,6 @@ class PeerTests {
   };
 
  private:
-  void add(const std::string& name, const at::Tensor& result, const at::Tensor& reference,
-           const at::Tensor& oracle);
-
   PeerLevel level_;
   c10::ScalarType dtype_;
   int ranks_;

@@ -103,28 +103,16 @@ class MatchedTraining {
     return x.narrow(0, dp * c_.model.batch, c_.model.batch).to(device_);
   }
 
-  double valid_elements(int step) const {
-    double count = 0;
-    for (const MicroBatch& batch : data_.batches[static_cast<size_t>(step)]) {
-      count += batch.mask.sum().item<double>();
-    }
-    return count;
-  }
-
   Tensor loss_of(const Tensor& output, const MicroBatch& batch, int step, int dp, int chunk) const {
     const at::ScalarType wide = policy_.reduce_dtype;
     const Tensor error = (output.to(wide) - own_samples(batch.target, dp).to(wide)).square();
     switch (c_.loss) {
       case TrainingLoss::kMaskedMean:
         return error.masked_fill(own_samples(batch.mask, dp).logical_not(), 0).sum() *
-               (c_.accumulation * this->dp() / valid_elements(step));
-      case TrainingLoss::kPerRank: {
-        const Tensor mine = at::arange(error.numel(), at::TensorOptions(at::kLong))
-                                .remainder(sp())
-                                .eq(chunk)
-                                .view(error.sizes());
-        return (error * mine.to(device_)).sum() * sp() / error.numel();
-      }
+               (c_.accumulation * this->dp() /
+                count_valid_elements(data_.batches[static_cast<size_t>(step)]));
+      case TrainingLoss::kPerRank:
+        return loss_of_own_elements(c_, error, chunk);
       default:
         return error.mean();
     }

@@ -54,12 +54,6 @@ class ReferenceTraining {
     return parameters.leaves(policy_.param_dtype, device_);
   }
 
-  // Of all valid elements of the step.
-  double valid_elements(int step) const {
-    double count = 0;
-    for (const MicroBatch& batch : batches(step)) count += batch.mask.sum().item<double>();
-    return count;
-  }
   const std::vector<MicroBatch>& batches(int step) const {
     return data_.batches[static_cast<size_t>(step)];
   }
@@ -72,7 +66,7 @@ class ReferenceTraining {
     const at::ScalarType wide = policy_.reduce_dtype;
     const Tensor error = (output.to(wide) - samples(batch.target).to(wide)).square();
     if (c_.loss == TrainingLoss::kMaskedMean) {
-      return (error * samples(batch.mask)).sum() / valid_elements(step);
+      return (error * samples(batch.mask)).sum() / count_valid_elements(batches(step));
     }
     return error.mean() / (c_.accumulation * c_.model.mesh.dp);
   }

@@ -93,10 +93,7 @@ class BudgetJudge {
   void judge(const TrainingTensors& tensors, const TrainingSubject& subject,
              CaseResult& result) const {
     judge_all(c_, data_, oracle_, tensors, result, [&](const std::string& name, const Tensor& x) {
-      if (subject.observe && name.starts_with("step0/")) {
-        subject.observe(name, x, plain_.at(name), oracle_.at(name));
-      }
-      return judge_one(name, x, subject.keep);
+      return judge_one(name, x, subject.observe);
     });
     if (auto scale = check_common_scale(result.tensors, c_.model.dtype)) {
       result.checks.push_back(std::move(*scale));
@@ -105,7 +102,7 @@ class BudgetJudge {
 
  private:
   TensorResult judge_one(const std::string& name, const Tensor& result,
-                         const JudgedObserver& keep) const {
+                         const Observer& observe) const {
     const Tensor expected = oracle_.at(name).to(at::kDouble).contiguous();
     const Tensor magnitude = expected.abs();
     Judged judged;
@@ -119,7 +116,7 @@ class BudgetJudge {
     judged.magnitude = elements(magnitude);
     judged.typical_error = typical_error_;
     if (c_.model.dtype == at::kDouble) judged.fixed_limit = kExactLimit;
-    if (keep) keep(judged);
+    if (observe) observe(judged);
     return verify::judge(judged).result;
   }
 

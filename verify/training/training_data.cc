@@ -40,6 +40,21 @@ TrainingData draw_training_data(const TrainingCase& c) {
   return data;
 }
 
+double count_valid_elements(const std::vector<MicroBatch>& step) {
+  double count = 0;
+  for (const MicroBatch& batch : step) count += batch.mask.sum().item<double>();
+  return count;
+}
+
+Tensor loss_of_own_elements(const TrainingCase& c, const Tensor& error, int sp_rank) {
+  const int sp = c.model.mesh.sp();
+  const Tensor own = at::arange(error.numel(), at::TensorOptions(at::kLong))
+                         .remainder(sp)
+                         .eq(sp_rank)
+                         .view(error.sizes());
+  return (error * own.to(error.device())).sum() * sp / error.numel();
+}
+
 std::vector<ModelPass> micro_batch_passes(const TrainingCase& c, const TrainingData& data,
                                           const MicroBatch& batch, int dp, at::ScalarType dtype,
                                           at::Device device) {

@@ -22,6 +22,13 @@ struct TrainingData {
 
 TrainingData draw_training_data(const TrainingCase& c);
 
+// Elements of all replicas that a step's masks leave.
+double count_valid_elements(const std::vector<MicroBatch>& step);
+
+// With TrainingLoss::kPerRank: an SP rank's loss, of the elements that are its own; the mean over
+// the ranks is the mean of all.
+at::Tensor loss_of_own_elements(const TrainingCase& c, const at::Tensor& error, int sp_rank);
+
 // Passes of one replica, on the device.
 std::vector<ModelPass> micro_batch_passes(const TrainingCase& c, const TrainingData& data,
                                           const MicroBatch& batch, int dp, at::ScalarType dtype,

@@ -84,14 +84,8 @@ class RankTraining {
       case TrainingLoss::kMaskedMean:
         return fsdp::masked_mean(error, own_samples(batch.mask), valid, c_.accumulation,
                                  mesh_.dp());
-      case TrainingLoss::kPerRank: {
-        const int sp = c_.model.mesh.sp();
-        const Tensor mine = at::arange(error.numel(), at::TensorOptions(at::kLong))
-                                .remainder(sp)
-                                .eq(mesh_.sp_rank())
-                                .view(error.sizes());
-        return (error * mine.to(error.device())).sum() * sp / error.numel();
-      }
+      case TrainingLoss::kPerRank:
+        return loss_of_own_elements(c_, error, mesh_.sp_rank());
       default:
         return error.mean();
     }

@@ -8,7 +8,6 @@
 #include "fsdp/training_step.h"
 #include "verify/budget.h"
 #include "verify/case.h"
-#include "verify/peers/peer_tests.h"
 #include "verify/training/reference_training.h"
 
 namespace shardproof::verify {
@@ -32,8 +31,7 @@ struct TrainingSubject {
   std::function<double(double global, double own)> edit_count;
   // Changes a rank's gradients after their reduction, before norm and clipping.
   std::function<void(const std::vector<fsdp::TrainedTensor>&, int rank)> edit_gradients;
-  Observer observe;     // told what is judged in the first step; may be empty
-  JudgedObserver keep;  // told what judging a tensor again takes; may be empty
+  Observer observe;  // told what is judged; may be empty
 };
 
 // Gradients are clipped to this norm in cases with `clip`; those of all cases are larger.

@@ -4,17 +4,13 @@
 
 #include "verify/verdict/evidence.h"
 #include "verify/verdict/histogram.h"
-#include "verify/verdict/html_style.h"
+#include "verify/verdict/html_parts.h"
 #include "verify/verdict/summary.h"
 #include "verify/verdict/text.h"
 
 namespace shardproof::verify {
 namespace {
 
-std::string cell(const std::string& text) { return "<td>" + escape_text(text) + "</td>"; }
-std::string number_cell(const std::string& text) {
-  return "<td class=\"number\">" + escape_text(text) + "</td>";
-}
 std::string status_cell(Status status) {
   return fmt::format("<td class=\"{0}\">{0}</td>", to_string(status));
 }
@@ -36,30 +32,22 @@ std::string summary_table(const Summary& summary) {
   out += head_row({"suite", "mode", "dtype"},
                   {"cases", "pass", "fail", "skip", "error", "worst error/limit"}, "where");
   for (const SummaryRow& row : summary.rows) {
-    out += "<tr>" + cell(row.suite) + cell(row.mode) + cell(row.dtype);
+    out += "<tr>" + html_cell(row.suite) + html_cell(row.mode) + html_cell(row.dtype);
     for (const int count : {row.cases, row.pass, row.fail, row.skip, row.error}) {
-      out += number_cell(with_thousands(count));
+      out += html_number(with_thousands(count));
     }
-    out += number_cell(row.worst.tensor ? quotient_text(row.worst.quotient) : "-");
-    out += cell(worst_place(row.worst)) + "</tr>\n";
+    out += html_number(row.worst.tensor ? quotient_text(row.worst.quotient) : "-");
+    out += html_cell(worst_place(row.worst)) + "</tr>\n";
   }
   return out + "</table></div>\n";
 }
 
-// Several lines are a table of ranks, whose columns need a fixed pitch.
-std::string definition(const std::string& name, const std::string& text) {
-  const bool table = text.find('\n') != std::string::npos;
-  const std::string shown = escape_text(text);
-  return "<dt>" + escape_text(name) + "</dt><dd>" + (table ? "<code>" + shown + "</code>" : shown) +
-         "</dd>\n";
-}
-
 std::string run_facts(const Verdict& verdict) {
-  std::string out = "<h2>Run</h2>\n<dl>\n" + definition("command", verdict.command) +
-                    definition("commit", verdict.commit) +
-                    definition("seed", fmt::format("{}", verdict.seed)) +
-                    definition("started", verdict.started);
-  for (const auto& [key, value] : verdict.machine) out += definition(key, value);
+  std::string out = "<h2>Run</h2>\n<dl>\n" + html_definition("command", verdict.command) +
+                    html_definition("commit", verdict.commit) +
+                    html_definition("seed", fmt::format("{}", verdict.seed)) +
+                    html_definition("started", verdict.started);
+  for (const auto& [key, value] : verdict.machine) out += html_definition(key, value);
   return out + "</dl>\n";
 }
 
@@ -69,12 +57,13 @@ std::string tensor_table(const CaseResult& result) {
   out += head_row({"tensor", "shape", "status"},
                   {"error", "reference error", "limit", "error/limit", "ratio"}, "where");
   for (const TensorResult& tensor : result.tensors) {
-    out += "<tr>" + cell(tensor.name) + cell(shape_text(tensor)) + status_cell(tensor.status);
+    out += "<tr>" + html_cell(tensor.name) + html_cell(shape_text(tensor)) +
+           status_cell(tensor.status);
     for (const double error : {tensor.error, tensor.reference_error, tensor.limit}) {
-      out += number_cell(fmt::format("{:.3e}", error));
+      out += html_number(fmt::format("{:.3e}", error));
     }
-    out += number_cell(quotient_text(limit_quotient(tensor)));
-    out += number_cell(fmt::format("{:.6g}", tensor.ratio)) + cell(location_text(tensor));
+    out += html_number(quotient_text(limit_quotient(tensor)));
+    out += html_number(fmt::format("{:.6g}", tensor.ratio)) + html_cell(location_text(tensor));
     out += "</tr>\n";
   }
   return out + "</table></div>\n";
@@ -83,7 +72,7 @@ std::string tensor_table(const CaseResult& result) {
 std::string evidence_list(const CaseResult& result) {
   std::string out = "<dl>\n";
   for (const Evidence& line : evidence(result)) {
-    out += definition(std::string(line.label), line.text);
+    out += html_definition(std::string(line.label), line.text);
   }
   if (!result.replay.empty()) {
     out += "<dt>replay</dt><dd><code>" + escape_text(result.replay) + "</code></dd>\n";
@@ -94,7 +83,7 @@ std::string evidence_list(const CaseResult& result) {
 std::string peer_lines(const CaseResult& result) {
   std::string out;
   for (const PeerVerdict& peer : result.peers) {
-    out += definition(peer.test + (peer.accepts ? " (accepts)" : " (refuses)"), peer.evidence);
+    out += html_definition(peer.test + (peer.accepts ? " (accepts)" : " (refuses)"), peer.evidence);
   }
   if (out.empty()) return out;
   return fmt::format("<h3>Published tests, on the same numbers</h3>\n<dl>\n{}</dl>\n", out);
@@ -105,7 +94,7 @@ std::string check_lines(const CaseResult& result) {
   for (const CheckResult& check : result.checks) {
     if (check.status != Status::kPass && check.status != Status::kSkip)
       continue;  // in the evidence
-    out += definition(check.name + " (" + to_string(check.status) + ")", check.detail);
+    out += html_definition(check.name + " (" + to_string(check.status) + ")", check.detail);
   }
   return out.empty() ? out : "<dl>\n" + out + "</dl>\n";
 }
@@ -139,15 +128,12 @@ std::string to_html(const Verdict& verdict) {
   constexpr std::size_t kNoLimit = 10000;  // a browser wraps the line
   const Summary summary = summarize(verdict);
   const std::string outcome = escape_text(outcome_line(verdict, kNoLimit));
-  return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-         "<title>Shardproof verdict</title>\n<style>" +
-         std::string(kPageStyle) + "</style>\n</head>\n<body>\n" +
+  return html_head("Shardproof verdict") +
          fmt::format("<h1 class=\"{}\">{}</h1>\n", to_string(verdict.status()), outcome) +
          summary_table(summary) +
          "<h2>Error over limit</h2>\n<p>Judged tensors by error / limit; beyond 1 fails.</p>\n" +
          histogram_svg(quotient_histogram(verdict)) + cases(verdict) + run_facts(verdict) +
-         "</body>\n</html>\n";
+         kHtmlEnd;
 }
 
 }  // namespace shardproof::verify

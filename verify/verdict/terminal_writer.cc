@@ -28,7 +28,7 @@ class Paint {
 
  private:
   std::string wrap(const char* code, const std::string& text) const {
-    return color_ ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : text;
+    return painted(color_, code, text);
   }
   bool color_;
 };

@@ -195,6 +195,10 @@ std::vector<std::string> wrap_command(const std::string& command, std::size_t wi
   return lines;
 }
 
+std::string painted(bool color, const char* code, const std::string& text) {
+  return color ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : text;
+}
+
 std::string join(const std::vector<std::string>& parts, std::string_view separator) {
   return fmt::format("{}", fmt::join(parts, separator));
 }

@@ -36,6 +36,9 @@ std::vector<std::string> wrap_words(const std::string& text, std::size_t width);
 // whole: cutting it would break the command.
 std::vector<std::string> wrap_command(const std::string& command, std::size_t width);
 
+// With an ANSI colour code around it ("1;32"), where `color` asks for that.
+std::string painted(bool color, const char* code, const std::string& text);
+
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
 // 3904 -> "3,904".

@@ -93,13 +93,10 @@ TEST_CASE("power: judging again says what the run said, of us and of published t
 
 // A run whose attention sets one head to zero, in the first call on one rank.
 ModelSubject one_head_zeroed(int64_t head) {
-  ModelSubject subject;
-  subject.make_context = [head](const comm::Mesh& mesh, models::ParallelOptions options, int rank) {
-    auto context =
-        std::make_unique<AlteredContext>(std::make_unique<models::MeshContext>(mesh, options));
-    if (rank != 0) return context;
+  return in_context<ModelSubject>([head](AlteredContext& context, int rank) {
+    if (rank != 0) return;
     const auto calls = std::make_shared<int>(0);
-    context->wrap_attention = [=](const models::JointAttention& right) {
+    context.wrap_attention = [=](const models::JointAttention& right) {
       return [=](const std::vector<attention::StreamQkv>& streams, const Tensor& mask) {
         attention::SequenceParallelOutput out = right(streams, mask);
         if ((*calls)++ > 0) return out;
@@ -111,9 +108,7 @@ ModelSubject one_head_zeroed(int64_t head) {
         return out;
       };
     };
-    return context;
-  };
-  return subject;
+  });
 }
 
 TEST_CASE("power: one head that is zero in one layer on one rank is seen in bf16",

@@ -25,7 +25,7 @@ TEST_CASE("peers: equal numbers are accepted by all, other ones as their toleran
           "[peers]") {
   const Tensor truth = numbers({1, -2, 0, 4});
   PeerTests same(PeerLevel::kAttention, at::kBFloat16, 4);
-  for (const char* name : {"output", "q:grad"}) same.observer()(name, truth, truth, truth);
+  for (const char* name : {"output", "q:grad"}) same.add(name, truth, truth, truth);
   CHECK(accepted(same).size() >= 8);
   for (const auto& [test, accepts] : accepted(same)) {
     // Twice the error of a reference that has none is none.
@@ -36,16 +36,16 @@ TEST_CASE("peers: equal numbers are accepted by all, other ones as their toleran
   const Tensor off = numbers({1, -2, 0.003, 4});
   for (const int ranks : {2, 4}) {
     PeerTests tests(PeerLevel::kAttention, at::kBFloat16, ranks);
-    tests.observer()("output", off, truth, truth);
+    tests.add("output", off, truth, truth);
     CHECK(accepted(tests).at("PyTorch context parallel") == (ranks == 4));
     CHECK(accepted(tests).at("yunchang"));
   }
   // Gradients times 0.9: beyond rtol 2.5e-2, within it where they are small.
   PeerTests scaled(PeerLevel::kAttention, at::kBFloat16, 4);
-  scaled.observer()("q:grad", truth * 0.9, truth, truth);
+  scaled.add("q:grad", truth * 0.9, truth, truth);
   CHECK_FALSE(accepted(scaled).at("TransformerEngine"));
   PeerTests small(PeerLevel::kAttention, at::kBFloat16, 4);
-  small.observer()("q:grad", truth * 0.009, truth * 0.01, truth * 0.01);
+  small.add("q:grad", truth * 0.009, truth * 0.01, truth * 0.01);
   CHECK(accepted(small).at("TransformerEngine"));
   CHECK_FALSE(accepted(small).at("diffusers backend parity"));
 }
@@ -53,16 +53,16 @@ TEST_CASE("peers: equal numbers are accepted by all, other ones as their toleran
 TEST_CASE("peers: a single norm does not see where gradients went", "[peers]") {
   const Tensor truth = numbers({3, 4}), swapped = numbers({4, -3});
   PeerTests tests(PeerLevel::kModel, at::kBFloat16, 4);
-  tests.observer()("step0/loss", numbers({1}), numbers({1}), numbers({1}));
-  tests.observer()("step0/proj.weight:grad", swapped, truth, truth);
+  tests.add("step0/loss", numbers({1}), numbers({1}), numbers({1}));
+  tests.add("step0/proj.weight:grad", swapped, truth, truth);
   const auto verdicts = accepted(tests);
   CHECK(verdicts.at("verl-omni Ulysses forward+backward"));
   CHECK(verdicts.at("VeOmni FSDP"));
   CHECK_FALSE(verdicts.contains("TransformerEngine"));  // never runs a model
   // The gradient of an input is not a parameter's.
-  tests.observer()("hidden_states:grad", truth * 100, truth, truth);
+  tests.add("hidden_states:grad", truth * 100, truth, truth);
   CHECK(accepted(tests).at("verl-omni Ulysses forward+backward"));
-  tests.observer()("norm.weight:grad", truth * 1.1, truth, truth);
+  tests.add("norm.weight:grad", truth * 1.1, truth, truth);
   CHECK_FALSE(accepted(tests).at("verl-omni Ulysses forward+backward"));
   CHECK(accepted(tests).at("VeOmni FSDP"));
 }
@@ -70,8 +70,8 @@ TEST_CASE("peers: a single norm does not see where gradients went", "[peers]") {
 TEST_CASE("peers: what is not a number is refused", "[peers]") {
   const Tensor truth = numbers({1, 2}), broken = numbers({1, std::nan("")});
   PeerTests tests(PeerLevel::kModel, at::kFloat, 2);
-  tests.observer()("output", broken, truth, truth);
-  tests.observer()("w:grad", broken, truth, truth);
+  tests.add("output", broken, truth, truth);
+  tests.add("w:grad", broken, truth, truth);
   CHECK(accepted(tests).size() >= 2);
   for (const auto& [test, accepts] : accepted(tests)) CHECK_FALSE(accepts);
 }

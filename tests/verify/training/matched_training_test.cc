@@ -39,22 +39,17 @@ TEST_CASE("matched: sums in another order have other bits", "[matched]") {
 }
 
 TEST_CASE("matched: mistakes break it", "[matched]") {
-  TrainingSubject positions, rounded;
   // Two rows of a rank's position table change places: attention still runs, on other positions.
-  positions.make_context = [](const comm::Mesh& mesh, models::ParallelOptions options, int rank) {
-    auto context =
-        std::make_unique<AlteredContext>(std::make_unique<models::MeshContext>(mesh, options));
-    if (rank == 1) {
-      context->edit_rows = [](const at::Tensor& rows, const at::Tensor& whole,
-                              const plan::StreamPlan&,
-                              int64_t) { return whole.dim() == 2 ? rows.roll(1, 0) : rows; };
-    }
-    return context;
-  };
+  const auto positions = in_context<TrainingSubject>([](AlteredContext& context, int rank) {
+    if (rank != 1) return;
+    context.edit_rows = [](const at::Tensor& rows, const at::Tensor& whole, const plan::StreamPlan&,
+                           int64_t) { return whole.dim() == 2 ? rows.roll(1, 0) : rows; };
+  });
   const CaseResult swapped = check(kCase, positions, {});
   CHECK(swapped.status == Status::kFail);
   CHECK(swapped.first_wrong == "step0/loss");
   // The last digit of one number of one gradient.
+  TrainingSubject rounded;
   rounded.edit_gradients = [](const std::vector<fsdp::TrainedTensor>& tensors, int rank) {
     if (rank == 2) tensors[0].grad.view(-1).narrow(0, 0, 1).mul_(1 + 1.3e-7);
   };

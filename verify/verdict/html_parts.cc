@@ -1,10 +1,14 @@
-// How pages look.
-#pragma once
+#include "verify/verdict/html_parts.h"
+
+#include <fmt/format.h>
+
+#include "verify/verdict/text.h"
 
 namespace shardproof::verify {
+namespace {
 
 // Colours follow the reader's preference; a status is also written out, never told by colour alone.
-inline constexpr const char* kPageStyle = R"(
+constexpr const char* kPageStyle = R"(
 :root { color-scheme: light dark; --text: #1c1e21; --dim: #5f6670; --page: #ffffff;
   --panel: #f4f5f7; --line: #d6d9de; --good: #1a7f37; --bad: #c4262e; --warn: #9a6700; }
 @media (prefers-color-scheme: dark) { :root { --text: #e4e6ea; --dim: #9aa2ad; --page: #15171a;
@@ -28,5 +32,29 @@ svg { width: 100%; max-width: 46rem; height: auto; } rect.within { fill: var(--g
 rect.beyond { fill: var(--bad); } .axis { stroke: var(--dim); fill: none; }
 .tick { fill: var(--dim); font-size: 9px; text-anchor: middle; }
 )";
+
+}  // namespace
+
+std::string html_head(const std::string& title, const std::string& style) {
+  return fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n",
+      escape_text(title), kPageStyle, style);
+}
+
+std::string html_cell(const std::string& text) { return "<td>" + escape_text(text) + "</td>"; }
+
+std::string html_number(const std::string& text) {
+  return "<td class=\"number\">" + escape_text(text) + "</td>";
+}
+
+std::string html_definition(const std::string& term, const std::string& text) {
+  // Several lines are a table of ranks, whose columns need a fixed pitch.
+  const bool table = text.find('\n') != std::string::npos;
+  const std::string shown = escape_text(text);
+  return "<dt>" + escape_text(term) + "</dt><dd>" + (table ? "<code>" + shown + "</code>" : shown) +
+         "</dd>\n";
+}
 
 }  // namespace shardproof::verify
