@@ -122,6 +122,7 @@ Judgement judge(const Judged& t) {
   result.name = t.name;
   result.shape = t.result.sizes().vec();
   result.dtype = dtype_name(t.dtype);
+  result.nonzero = std::count_if(t.oracle.begin(), t.oracle.end(), [](double x) { return x != 0; });
   result.error = sp.relative_l2;
   result.reference_error = ref.relative_l2;
   result.limit = std::min(budget.k * (1 + 4 / std::sqrt(n)) * reference_error + floor,

@@ -27,13 +27,12 @@ bool counts(const TensorResult& t) {
 }
 
 // Errors that are independent of one another: of a weight's gradient as many as its longest side.
+// What masks leave nothing of has none.
 double independent(const TensorResult& t) {
-  double all = 1, longest = 1;
-  for (const int64_t size : t.shape) {
-    all *= static_cast<double>(size);
-    longest = std::max(longest, static_cast<double>(size));
-  }
-  return of_attention(t) ? all : longest;
+  if (of_attention(t)) return static_cast<double>(t.nonzero);
+  int64_t longest = 1;
+  for (const int64_t size : t.shape) longest = std::max(longest, size);
+  return static_cast<double>(std::min(longest, t.nonzero));
 }
 
 }  // namespace

@@ -168,7 +168,7 @@ class Assembly {
           parts.push_back(
               ranks[static_cast<size_t>(dp) * parts_of_replica + static_cast<size_t>(r)].at(name));
         }
-        replicas.push_back(gradient           ? sum(parts)
+        replicas.push_back(gradient           ? sum(name, parts)
                            : name == "output" ? the_same(name, parts)
                                               : rows(name, parts));
       }
@@ -183,8 +183,23 @@ class Assembly {
     if (problem_.empty()) problem_ = what;
   }
 
+  static Tensor nothing_like(const Tensor& x) {
+    return at::full_like(x, std::numeric_limits<double>::quiet_NaN());
+  }
+
+  bool have_one_shape(const std::string& name, const std::vector<Tensor>& parts) {
+    for (size_t r = 1; r < parts.size(); ++r) {
+      if (parts[r].sizes() == parts[0].sizes()) continue;
+      complain(fmt::format("{} of SP rank {} has shape {}, that of rank 0 {}", name, r,
+                           c10::str(parts[r].sizes()), c10::str(parts[0].sizes())));
+      return false;
+    }
+    return true;
+  }
+
   // Partial gradients add up to the gradient; convention B's are sp times too large.
-  Tensor sum(const std::vector<Tensor>& parts) const {
+  Tensor sum(const std::string& name, const std::vector<Tensor>& parts) {
+    if (!have_one_shape(name, parts)) return nothing_like(parts[0]);
     Tensor total = parts[0].to(at::kDouble);
     for (size_t r = 1; r < parts.size(); ++r) total = total + parts[r].to(at::kDouble);
     if (c_.parallel.convention == GradientConvention::kSliceTimesSp) total = total / c_.mesh.sp();
@@ -203,6 +218,7 @@ class Assembly {
   // Copies of a stream that every rank computes for itself. Not to the bit: a product over more
   // rows may be summed in another order.
   Tensor alike(const std::string& name, const std::vector<Tensor>& parts) {
+    if (!have_one_shape(name, parts)) return nothing_like(parts[0]);
     const bool low = c_.dtype == at::kBFloat16 || c_.dtype == at::kHalf;
     const double limit = (low ? 8 : 64) * unit_roundoff(c_.dtype);
     for (size_t r = 1; r < parts.size(); ++r) {
@@ -229,7 +245,7 @@ class Assembly {
       if (home.row >= part.size(1)) {
         complain(fmt::format("{} of SP rank {} has {} rows; expected more", name, home.sp_rank,
                              part.size(1)));
-        return at::full_like(parts[0], std::numeric_limits<double>::quiet_NaN());
+        return nothing_like(parts[0]);
       }
       tokens.push_back(part.narrow(1, home.row, 1));
     }

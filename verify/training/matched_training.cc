@@ -74,7 +74,8 @@ class MatchedTraining {
       tensor.value = data_.parameters[spec.name]
                          .to(policy_.offload ? at::Device(at::kCPU) : device_, policy_.master_dtype)
                          .clone();
-      tensor.replicated = policy_.replicated && policy_.replicated(spec.name);
+      // Of one shard each rank holds all.
+      tensor.replicated = c_.shards == 1 || (policy_.replicated && policy_.replicated(spec.name));
       first_[spec.name] = tensor.value.clone();
       trained_.push_back(tensor);
       names.push_back(spec.name);

@@ -33,6 +33,7 @@ struct TensorResult {
   double limit = 0;            // `error` above this fails
   double ratio = 1;            // best-fit scale of the result against the oracle
   double ratio_limit = 0;      // |ratio - 1| above this fails
+  int64_t nonzero = 0;         // elements that are not zero in the reference
   double cosine = 1;           // explains only
   double max_abs = 0;          // explains only
   std::vector<int64_t> max_abs_index;

@@ -4,6 +4,7 @@
 
 #include "tests/catch.h"
 #include "tests/file_support.h"
+#include "verify/mutants/mutant_pair.h"
 #include "verify/mutants/mutant_report.h"
 
 namespace shardproof::verify {
@@ -69,6 +70,18 @@ TEST_CASE("mutants: one that fires without its trigger is a false alarm", "[muta
   REQUIRE(run.false_alarms().size() == 1);
   CHECK(tests::contains(run.false_alarms()[0], "A6"));
   CHECK_FALSE(run.holds());
+}
+
+TEST_CASE("mutants: ranks whose results have other shapes are a failure, no error", "[mutants]") {
+  WorldPool worlds(sim::WorldOptions{});
+  const Mutant fewer_tokens = find("H6"), bypass = find("A4");
+  REQUIRE(fewer_tokens.plants[0].case_id == bypass.plants[0].case_id);
+  // Without communication nothing notices before the results are put together.
+  const auto pair = both(fewer_tokens.plants[0].subject, bypass.plants[0].subject);
+  REQUIRE(pair);
+  const CaseResult result = check_plant({bypass.plants[0].case_id, *pair}, worlds);
+  INFO(result.reason);
+  CHECK(result.status == Status::kFail);
 }
 
 TEST_CASE("mutants: the matrix is written for programs and for people", "[mutants]") {

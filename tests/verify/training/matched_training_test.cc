@@ -24,6 +24,9 @@ TEST_CASE("matched: parallel training has the bits of the reference", "[matched]
         "acc3.defer#5",
         "training/wan/ring/dp1.ring3.ulysses1.fsdp3/fp16/"
         "b1.t6.g2x3x4.l1.h3.d12.recompute.drop.s1.sgd#5",
+        "training/wan/local/dp2.ring1.ulysses1.fsdp1/fp64/"
+        "b1.t5.g2x3x5.l2.h4.d12.cfg.s1.masked.repl."
+        "sgd#137690",
         "training/qwenimage_edit/ulysses/dp2.ring1.ulysses2.fsdp4/fp32/b1.t8.g1x4x6.l1.h4.d16.lora."
         "textrep.A.s1.masked#5"}) {
     const CaseResult result = check(id, {}, {});
