@@ -71,24 +71,27 @@ bool is_parameter_gradient(const std::string& name) {
 
 const std::vector<Scope>& all_scopes() {
   static const std::vector<Scope> scopes = {
-      Scope::kAllGradients, Scope::kOneGradient, Scope::kHead,           Scope::kRows,
-      Scope::kLargest,      Scope::kElement,     Scope::kModelGradients, Scope::kTrainingGradients};
+      Scope::kAllGradients,   Scope::kOneGradient,       Scope::kHead,
+      Scope::kRows,           Scope::kLargest,           Scope::kElement,
+      Scope::kModelGradients, Scope::kTrainingGradients, Scope::kMatchedGradients};
   return scopes;
 }
 
 std::string scope_name(Scope scope) {
-  static constexpr std::array kNames = {"all_gradients",   "query_gradient",    "one_head",
-                                        "one_ranks_rows",  "largest_element",   "one_element",
-                                        "model_gradients", "training_gradients"};
+  static constexpr std::array kNames = {
+      "all_gradients",   "query_gradient",     "one_head",
+      "one_ranks_rows",  "largest_element",    "one_element",
+      "model_gradients", "training_gradients", "matched_gradients"};
   return kNames[static_cast<size_t>(scope)];
 }
 
 std::string scope_text(Scope scope) {
   static constexpr std::array kTexts = {
-      "all gradients of attention",     "the query's gradient",
-      "one head of the output",         "one rank's rows of the output",
-      "largest element of the output",  "one element of the output",
-      "all parameter gradients, model", "all parameter gradients, training"};
+      "all gradients of attention",      "the query's gradient",
+      "one head of the output",          "one rank's rows of the output",
+      "largest element of the output",   "one element of the output",
+      "all parameter gradients, model",  "all parameter gradients, training",
+      "all parameter gradients, matched"};
   return kTexts[static_cast<size_t>(scope)];
 }
 

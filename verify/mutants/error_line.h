@@ -10,14 +10,15 @@ namespace shardproof::verify {
 
 // What is multiplied by 1 + e.
 enum class Scope {
-  kAllGradients,      // of attention
-  kOneGradient,       // q:grad
-  kHead,              // one head of the output
-  kRows,              // one rank's rows of one stream of the output
-  kLargest,           // the largest element of the output
-  kElement,           // one of its elements that is not zero
-  kModelGradients,    // of every parameter, in a model's forward and backward
-  kTrainingGradients  // of every parameter, in a training step
+  kAllGradients,       // of attention
+  kOneGradient,        // q:grad
+  kHead,               // one head of the output
+  kRows,               // one rank's rows of one stream of the output
+  kLargest,            // the largest element of the output
+  kElement,            // one of its elements that is not zero
+  kModelGradients,     // of every parameter, in a model's forward and backward
+  kTrainingGradients,  // of every parameter, in a training step
+  kMatchedGradients    // the same, judged bit by bit (`verify training --matched`)
 };
 const std::vector<Scope>& all_scopes();
 std::string scope_name(Scope scope);  // "one_head"

@@ -54,6 +54,7 @@ CasePower power_in(const StoredCase& stored, const ErrorLine& line, Scope scope)
   CasePower power{scope, stored.is_bitwise(), {}, {}};
   power.ours.accepts = stored.result.status == Status::kPass;
   power.ours.first = first_caught(sizes, [&](double e) { return stored.caught(line, e); });
+  if (stored.only_bits) return power;  // published tests are asked in the other case
   // All tests are asked together, at most once for a size.
   std::map<double, std::vector<PeerVerdict>> asked;
   const auto verdicts = [&](double e) -> const std::vector<PeerVerdict>& {
@@ -70,39 +71,39 @@ CasePower power_in(const StoredCase& stored, const ErrorLine& line, Scope scope)
   return power;
 }
 
-std::vector<CasePower> powers(const AttentionCase& c, const StoredCase& stored,
-                              const std::vector<Scope>& scopes) {
-  std::vector<CasePower> all;
-  for (const Scope scope : scopes) {
-    if (scope == Scope::kModelGradients || scope == Scope::kTrainingGradients) continue;
-    const auto line = error_line(c, stored, scope);
-    if (line) all.push_back(power_in(stored, *line, scope));
-  }
-  return all;
+StoredCase stored(const AttentionCase& c, Scope, Worlds& worlds) { return store_case(c, worlds); }
+StoredCase stored(const ModelCase& c, Scope, Worlds& worlds) { return store_case(c, worlds); }
+StoredCase stored(const TrainingCase& c, Scope scope, Worlds& worlds) {
+  return store_case(
+      c, worlds,
+      scope == Scope::kMatchedGradients ? TrainingReference::kMatched : TrainingReference::kBudget);
 }
 
-std::vector<CasePower> powers(const ModelCase&, const StoredCase& stored,
-                              const std::vector<Scope>&) {
-  return {power_in(stored, parameter_gradients(stored), Scope::kModelGradients)};
+std::optional<ErrorLine> line(const AttentionCase& c, const StoredCase& stored, Scope scope) {
+  return error_line(c, stored, scope);
 }
-
-std::vector<CasePower> powers(const TrainingCase&, const StoredCase& stored,
-                              const std::vector<Scope>&) {
-  return {power_in(stored, parameter_gradients(stored), Scope::kTrainingGradients)};
+template <class AnyCase>
+std::optional<ErrorLine> line(const AnyCase&, const StoredCase& stored, Scope) {
+  return parameter_gradients(stored);
 }
 
 // Runs a case and measures it at once, so that its numbers need not be kept.
 template <class AnyCase>
 class PowerCheck final : public Case {
  public:
+  // `scopes`: at least one.
   PowerCheck(AnyCase c, std::vector<Scope> scopes, std::vector<CasePower>* result)
       : case_(std::move(c)), scopes_(std::move(scopes)), result_(result) {}
   std::string id() const override { return case_.id(); }
   CasePtr shrunk(const std::function<bool(const Case&)>&) const override { return nullptr; }
   CaseResult check(Worlds& worlds) const override {
-    const StoredCase stored = store_case(case_, worlds);
-    if (stored.ran()) *result_ = powers(case_, stored, scopes_);
-    return stored.result;
+    const StoredCase kept = stored(case_, scopes_.front(), worlds);
+    if (!kept.ran()) return kept.result;
+    for (const Scope scope : scopes_) {
+      const auto error = line(case_, kept, scope);
+      if (error) result_->push_back(power_in(kept, *error, scope));
+    }
+    return kept.result;
   }
 
  private:
@@ -156,27 +157,27 @@ struct Program {
 
 Program write_program(const PowerOptions& o) {
   Program program;
-  const auto wants = [&](const auto&... scope) {
-    return std::any_of(o.scopes.begin(), o.scopes.end(),
-                       [&](Scope s) { return ((s == scope) || ...); });
+  std::vector<Scope> of_attention;
+  for (const Scope scope : o.scopes) {
+    if (scope < Scope::kModelGradients) of_attention.push_back(scope);
+  }
+  const auto measure = [&](Scope scope, const auto& c, c10::ScalarType dtype, const char* kind) {
+    if (std::count(o.scopes.begin(), o.scopes.end(), scope) > 0) {
+      program.measure(c, dtype, kind, {scope});
+    }
   };
-  const bool attention = wants(Scope::kAllGradients, Scope::kOneGradient, Scope::kHead,
-                               Scope::kRows, Scope::kLargest, Scope::kElement);
   for (const c10::ScalarType dtype : o.dtypes.empty() ? all_dtypes() : o.dtypes) {
     CaseFilter filter;
     filter.dtypes = {dtype};
-    const int64_t count = attention ? o.seeds : 0;
+    const int64_t count = of_attention.empty() ? 0 : o.seeds;
     for (const AttentionCase& c : random_attention_cases(filter, o.seed, count)) {
-      program.measure(c, dtype, "attention", o.scopes);
+      program.measure(c, dtype, "attention", of_attention);
     }
     for (int64_t i = 0; i < o.seeds; ++i) {
       const uint64_t seed = case_seed(o.seed, static_cast<uint64_t>(i));
-      if (wants(Scope::kModelGradients)) {
-        program.measure(model_case(dtype, seed), dtype, "models", o.scopes);
-      }
-      if (wants(Scope::kTrainingGradients)) {
-        program.measure(training_case(dtype, seed), dtype, "training", o.scopes);
-      }
+      measure(Scope::kModelGradients, model_case(dtype, seed), dtype, "models");
+      measure(Scope::kTrainingGradients, training_case(dtype, seed), dtype, "training");
+      measure(Scope::kMatchedGradients, training_case(dtype, seed), dtype, "training --matched");
     }
   }
   // Other seeds than above: each case counts once.
@@ -211,7 +212,7 @@ ScopePower& scope_power(PowerRun& run, c10::ScalarType dtype, Scope scope) {
 std::vector<AlarmCount> count_alarms(const Program& program,
                                      const std::vector<CaseResult>& results) {
   std::vector<AlarmCount> counts;
-  for (const char* kind : {"attention", "models", "training"}) {
+  for (const char* kind : {"attention", "models", "training", "training --matched"}) {
     AlarmCount count{kind, 0, {}};
     for (size_t i = 0; i < results.size(); ++i) {
       if (program.kinds[i] != kind || results[i].status == Status::kSkip) continue;

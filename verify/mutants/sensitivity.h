@@ -59,7 +59,7 @@ struct PowerOptions {
 
 // Correct cases of one kind, and those that the checks refused ("<id>: <what>").
 struct AlarmCount {
-  std::string kind;  // attention, models, training
+  std::string kind;  // attention, models, training, training --matched
   int64_t cases = 0;
   std::vector<std::string> alarms;
   double upper() const;  // of their probability, at 95%

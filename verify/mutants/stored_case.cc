@@ -7,7 +7,6 @@
 #include "verify/attention/attention_check.h"
 #include "verify/common_scale.h"
 #include "verify/models/model_check.h"
-#include "verify/training/training_check.h"
 
 namespace shardproof::verify {
 namespace {
@@ -58,10 +57,10 @@ bool StoredCase::caught(const ErrorLine& line, double size) const {
   for (const Change& change : line) {
     const StoredTensor& tensor = tensors[change.tensor];
     const Tensor numbers = changed(tensor, change.direction, size);
+    if (bitwise && !tensor.has_reference_bits(numbers)) return true;
+    if (only_bits) continue;
     const TensorResult now = tensor.judged(numbers);
-    if (now.status != Status::kPass || (bitwise && !tensor.has_reference_bits(numbers))) {
-      return true;
-    }
+    if (now.status != Status::kPass) return true;
     const auto same = std::find_if(judged.begin(), judged.end(),
                                    [&](const TensorResult& t) { return t.name == now.name; });
     if (same != judged.end()) *same = now;
@@ -101,12 +100,13 @@ StoredCase store_case(const ModelCase& c, Worlds& worlds) {
   return stored;
 }
 
-StoredCase store_case(const TrainingCase& c, Worlds& worlds) {
+StoredCase store_case(const TrainingCase& c, Worlds& worlds, TrainingReference reference) {
   StoredCase stored;
   stored.level = PeerLevel::kModel;
   stored.dtype = c.model.dtype;
   stored.ranks = c.model.mesh.world();
-  stored.result = check_training(c, keeping<TrainingSubject>(stored), worlds);
+  stored.only_bits = reference == TrainingReference::kMatched;
+  stored.result = check_training(c, keeping<TrainingSubject>(stored), worlds, reference);
   return stored;
 }
 

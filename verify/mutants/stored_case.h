@@ -11,7 +11,7 @@
 #include "verify/models/model_case.h"
 #include "verify/peers/peer_tests.h"
 #include "verify/rank_world.h"
-#include "verify/training/training_case.h"
+#include "verify/training/training_check.h"
 
 namespace shardproof::verify {
 
@@ -49,6 +49,8 @@ struct StoredCase {
   int ranks = 1;
   std::vector<StoredTensor> tensors;
 
+  bool only_bits = false;  // these alone are judged: TrainingReference::kMatched
+
   bool ran() const { return !tensors.empty(); }
   // The case must have the bits of the run without SP.
   bool is_bitwise() const;
@@ -60,6 +62,7 @@ struct StoredCase {
 
 StoredCase store_case(const AttentionCase& c, Worlds& worlds);
 StoredCase store_case(const ModelCase& c, Worlds& worlds);
-StoredCase store_case(const TrainingCase& c, Worlds& worlds);
+StoredCase store_case(const TrainingCase& c, Worlds& worlds,
+                      TrainingReference reference = TrainingReference::kBudget);
 
 }  // namespace shardproof::verify

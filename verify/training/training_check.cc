@@ -128,7 +128,7 @@ class BudgetJudge {
 
 // Bit by bit.
 void judge_matched(const TrainingCase& c, const TrainingData& data, const TrainingTensors& tensors,
-                   at::Device device, CaseResult& result) {
+                   at::Device device, const Observer& observe, CaseResult& result) {
   const TrainingTensors expected = run_matched_training(c, data, max_norm_of(c), device);
   int64_t different = 0;
   judge_all(c, data, expected, tensors, result, [&](const std::string& name, const Tensor& x) {
@@ -136,7 +136,16 @@ void judge_matched(const TrainingCase& c, const TrainingData& data, const Traini
     tensor.name = name;
     tensor.shape = x.sizes().vec();
     tensor.dtype = dtype_name(c.model.dtype);
-    const Tensor truth = expected.at(name).to(at::kDouble);
+    const Tensor truth = expected.at(name).to(at::kDouble).contiguous();
+    if (observe) {
+      Judged judged;
+      judged.name = name;
+      judged.dtype = c.model.dtype;
+      judged.result = x;
+      judged.reference = expected.at(name);
+      judged.oracle = elements(truth);
+      observe(judged);
+    }
     tensor.error = relative(x, truth);
     tensor.max_abs = (x.to(at::kDouble) - truth).abs().max().item<double>();
     const bool equal =
@@ -169,7 +178,7 @@ CaseResult check_training(const TrainingCase& c, const TrainingSubject& subject,
     result.checks = std::move(run.checks);
     if (!run.completed) return;
     if (reference == TrainingReference::kMatched) {
-      judge_matched(c, data, run.tensors, worlds.device(), result);
+      judge_matched(c, data, run.tensors, worlds.device(), subject.observe, result);
     } else {
       BudgetJudge(c, data, worlds.device()).judge(run.tensors, subject, result);
     }
