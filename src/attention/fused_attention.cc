@@ -170,6 +170,9 @@ class Cudnn final : public FusedAttention {
   AttentionGradients run_backward(const Tensor& dout, const Tensor& q, const Tensor& k,
                                   const Tensor& v, const Tensor& out, const Tensor& lse,
                                   const Tensor& key_mask, double scale) const override {
+    if (q.size(1) == 1 && k.size(1) == 1) {  // refused: "s_q = s_kv = 1 is not supported"
+      return math_attention()->backward(dout, q, k, v, out, lse, key_mask, scale);
+    }
     const Tensor rng = at::zeros({}, q.options().dtype(at::kLong));
     auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
         heads_first(dout), heads_first(q), heads_first(k), heads_first(v), heads_first(out),

@@ -54,8 +54,14 @@ class FuzzCheck final : public Case {
   std::string id() const override { return fmt::format("fuzz/{}/{}", seed_, index_); }
   CasePtr shrunk(const std::function<bool(const Case&)>&) const override { return nullptr; }
   CaseResult check(Worlds& worlds) const override {
-    outcome_ = try_mutant(random_mutant(seed_, index_, worlds), worlds);
+    bool ended = false;
+    const CaseResult ran = judged(id(), {}, [&](CaseResult&) {
+      outcome_ = try_mutant(random_mutant(seed_, index_, worlds), worlds);
+      ended = true;
+    });
     outcome_.index = index_;
+    // A correct run that throws must not take the other mutants with it.
+    if (!ended) outcome_.fate = FuzzFate::kError, outcome_.detail = ran.reason;
     return {};  // what the runner would report is in the outcome
   }
 
