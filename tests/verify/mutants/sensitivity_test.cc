@@ -73,7 +73,8 @@ TEST_CASE("power: bit by bit, a common factor shows in 16 bits too", "[sensitivi
   for (const char* id :
        {"training/qwenimage/ulysses/dp2.ring1.ulysses2.fsdp4/bf16/b1.t6.g1x4x4.l1.h4.d12.s1.sgd#1",
         "training/wan/ring/dp1.ring2.ulysses1.fsdp2/bf16/b1.t6.g2x3x4.l1.h4.d12.s1.sgd#2",
-        "training/flux/hybrid_allgather/dp1.ring2.ulysses2.fsdp4/bf16/b1.t6.g1x4x4.l1.h4.d16.s1.sgd#3"}) {
+        "training/flux/hybrid_allgather/dp1.ring2.ulysses2.fsdp4/bf16/"
+        "b1.t6.g1x4x4.l1.h4.d16.s1.sgd#3"}) {
     const TrainingCase c = TrainingCase::parse(id);
     CAPTURE(id);
     CHECK(check_training(c, {}, worlds, TrainingReference::kMatched).status == Status::kPass);
