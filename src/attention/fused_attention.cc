@@ -171,7 +171,9 @@ class Cudnn final : public FusedAttention {
                                   const Tensor& v, const Tensor& out, const Tensor& lse,
                                   const Tensor& key_mask, double scale) const override {
     if (q.size(1) == 1 && k.size(1) == 1) {  // refused: "s_q = s_kv = 1 is not supported"
-      return math_attention()->backward(dout, q, k, v, out, lse, key_mask, scale);
+      const auto math =
+          make_local_attention("math", q.device(), q.scalar_type(), key_mask.defined());
+      return math->backward(dout, q, k, v, out, lse, key_mask, scale);
     }
     const Tensor rng = at::zeros({}, q.options().dtype(at::kLong));
     auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(

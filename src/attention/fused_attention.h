@@ -7,7 +7,4 @@ namespace shardproof::attention {
 // cpu_flash, cuda_flash, cudnn or efficient.
 std::shared_ptr<const LocalAttention> make_fused_attention(std::string_view name);
 
-// "math": what the fused ones leave to it where their operation refuses a shape.
-std::shared_ptr<const LocalAttention> math_attention();
-
 }  // namespace shardproof::attention

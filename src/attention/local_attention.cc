@@ -136,8 +136,6 @@ std::string backends_that(bool masked, at::ScalarType dtype, const char* device)
 
 }  // namespace
 
-std::shared_ptr<const LocalAttention> math_attention() { return std::make_shared<MathAttention>(); }
-
 const std::vector<LocalBackendInfo>& local_backends() {
   static const std::vector<LocalBackendInfo> backends = {
       {"math", "any", true, true, true, true, true, "1 GiB of logits at a time"},
@@ -173,7 +171,7 @@ std::shared_ptr<const LocalAttention> make_local_attention(std::string_view name
       bad_input("attention backend '{}' does not compute in {}; choose one of: {}", name,
                 c10::toString(dtype), usable);
     }
-    if (name == "math") return math_attention();
+    if (name == "math") return std::make_shared<MathAttention>();
     return make_fused_attention(name);
   }
   std::string known;

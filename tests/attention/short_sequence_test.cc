@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
-#include "attention/fused_attention.h"
+#include "attention/local_attention.h"
 #include "tests/catch.h"
 #include "tests/device.h"
 
@@ -37,7 +37,8 @@ TEST_CASE("fused attention: one query, one key", "[attention][cuda]") {
           mask[1].zero_();  // nothing is seen
           mask = mask.to(device);
         }
-        const auto fused = make_fused_attention(info.name), plain = math_attention();
+        const auto fused = make_local_attention(info.name, device, dtype, masked);
+        const auto plain = make_local_attention("math", device, dtype, masked);
         const AttentionOutput got = fused->forward(q, k, v, mask, 0.3);
         const AttentionOutput expected = plain->forward(q, k, v, mask, 0.3);
         CHECK(distance(got.out, expected.out) < 1e-2);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "tests/catch.h"
 #include "verify/mutants/fuzz_report.h"
 #include "verify/mutants/planting.h"
@@ -73,6 +74,24 @@ TEST_CASE("a plan by which ranks cannot work is a finding, not an error") {
   const FuzzOutcome outcome = try_mutant({"by hand", "", plant(kRing, subject)}, worlds);
   CHECK(outcome.fate == FuzzFate::kKilled);
   CHECK(outcome.detail == "coverage");
+}
+
+// Where no run ends.
+struct BrokenWorlds final : Worlds {
+  RankWorld& get(int) override { internal_error("no world today"); }
+  at::Device device() const override { return at::kCPU; }
+};
+
+TEST_CASE("a run that throws is an outcome and leaves the others alone") {
+  BrokenWorlds worlds;
+  RunOptions options;
+  options.worlds = &worlds;
+  const FuzzRun run = run_fuzz(1, 0, 3, options);
+  CHECK(run.count(FuzzFate::kError) == 3);
+  CHECK_FALSE(run.holds());
+  for (const FuzzOutcome& outcome : run.outcomes) {
+    CHECK(outcome.detail.find("no world today") != std::string::npos);
+  }
 }
 
 TEST_CASE("the report names survivors and how to repeat them") {
